@@ -1,0 +1,204 @@
+//! Private RabbitMQ nodes: ports, data, Erlang cookie and even epmd of their own, gone with their
+//! owner.
+//!
+//! A node of the local binaries (3.10 to 4.x), bound to 127.0.0.1, with the management plugin; user
+//! `guest`/`guest`. As it has its own epmd it knows of no other node on the machine, nor they of
+//! it. It may be frozen, killed without warning, stopped and started again on the same data and
+//! ports. A start takes some seconds: share a node, and give each test a vhost.
+
+mod management;
+mod node;
+
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use reqwest::Method;
+use serde_json::json;
+
+use crate::{
+    child::{Child, Patience, lock},
+    ports,
+    reaper::ScratchDir,
+};
+use management::percent_encode;
+use node::Node;
+
+/// Generous: a start takes 5 s on an idle machine, and many times that on one that compiles.
+const STARTUP: Duration = Duration::from_secs(90);
+const SHUTDOWN: Duration = Duration::from_secs(60);
+
+/// A RabbitMQ node of our own. Dropped, it is killed; its data go too unless started with
+/// [`start_in`](Self::start_in).
+#[derive(Debug)]
+pub struct RabbitMq {
+    // Declared before the directory: dropped before it.
+    server: Mutex<Arc<Child>>,
+    _epmd: Child,
+    node: Node,
+    _scratch: Option<ScratchDir>,
+}
+
+impl RabbitMq {
+    /// A new node, ready for connections. It has what keeps tests short: statistics every second,
+    /// and a dead-letter worker that tries again after 2 s, not after 180 s.
+    pub async fn start() -> Result<Self> {
+        let scratch = ScratchDir::new("e2e-rabbitmq-")?;
+        let node = Node {
+            dir: scratch.path().to_owned(),
+            name: node::unique_name(),
+            amqp_port: ports::free_port()?,
+            management_port: ports::free_port()?,
+            epmd_port: ports::free_port()?,
+            hurried: true,
+        };
+        Self::bring_up(node, Some(scratch)).await
+    }
+
+    /// A node on `dir`, which keeps its data between runs, and on given ports, with RabbitMQ's own
+    /// timings. The data belong to the node's name, hence one name for all: with an epmd each they
+    /// do not meet.
+    pub async fn start_in(dir: &Path, amqp_port: u16, management_port: u16) -> Result<Self> {
+        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let node = Node {
+            dir: dir.canonicalize()?,
+            name: "stack@localhost".to_owned(),
+            amqp_port,
+            management_port,
+            epmd_port: ports::free_port()?,
+            hurried: false,
+        };
+        Self::bring_up(node, None).await
+    }
+
+    async fn bring_up(node: Node, scratch: Option<ScratchDir>) -> Result<Self> {
+        node.prepare()?;
+        let epmd = node.spawn_epmd().await?;
+        let server = Mutex::new(Arc::new(run(&node).await?));
+        Ok(Self {
+            server,
+            _epmd: epmd,
+            node,
+            _scratch: scratch,
+        })
+    }
+
+    /// Where clients find the vhost.
+    pub fn amqp_url(&self, vhost: &str) -> String {
+        format!(
+            "amqp://guest:guest@127.0.0.1:{}/{}",
+            self.node.amqp_port,
+            percent_encode(vhost)
+        )
+    }
+
+    /// The AMQP port on 127.0.0.1.
+    pub fn amqp_port(&self) -> u16 {
+        self.node.amqp_port
+    }
+
+    /// The root of the management API, without a slash at its end.
+    pub fn management_url(&self) -> String {
+        self.node.management_url()
+    }
+
+    /// The directory of the node: configuration, data, log files.
+    pub fn dir(&self) -> &Path {
+        &self.node.dir
+    }
+
+    /// The node's process, for its log and its pid.
+    pub fn server(&self) -> Arc<Child> {
+        Arc::clone(&lock(&self.server))
+    }
+
+    /// Makes a vhost in which `guest` may do everything.
+    pub async fn create_vhost(&self, name: &str) -> Result<()> {
+        let vhost = percent_encode(name);
+        let all = json!({ "configure": ".*", "write": ".*", "read": ".*" });
+        self.request(Method::PUT, &format!("vhosts/{vhost}"), json!({}))
+            .await?;
+        self.request(Method::PUT, &format!("permissions/{vhost}/guest"), all)
+            .await
+    }
+
+    /// Deletes a vhost with all that is in it; its connections are closed.
+    pub async fn delete_vhost(&self, name: &str) -> Result<()> {
+        self.request(
+            Method::DELETE,
+            &format!("vhosts/{}", percent_encode(name)),
+            json!({}),
+        )
+        .await
+    }
+
+    /// Kills the node and its helpers without warning; returns when they are gone.
+    pub fn sigkill(&self) -> Result<()> {
+        self.server().sigkill()
+    }
+
+    /// Freezes the node: the kernel still accepts connections for it, nobody answers.
+    pub fn sigstop(&self) -> Result<()> {
+        self.server().sigstop()
+    }
+
+    /// Ends a freeze.
+    pub fn sigcont(&self) -> Result<()> {
+        self.server().sigcont()
+    }
+
+    /// Shuts the node down in order.
+    pub async fn stop(&self) -> Result<()> {
+        let server = self.server();
+        server.sigterm()?;
+        let status = server.wait_exit(SHUTDOWN).await?;
+        ensure!(
+            status.success(),
+            "RabbitMQ did not shut down in order ({status}); {}",
+            server.report()
+        );
+        Ok(())
+    }
+
+    /// Starts the stopped or killed node on its data and its ports; returns when it answers.
+    pub async fn start_again(&self) -> Result<()> {
+        ensure!(
+            !self.server().is_running()?,
+            "RabbitMQ on port {} still runs",
+            self.amqp_port()
+        );
+        let server = Arc::new(run(&self.node).await?);
+        *lock(&self.server) = server;
+        Ok(())
+    }
+
+    async fn request(&self, method: Method, path: &str, body: serde_json::Value) -> Result<()> {
+        let url = format!("{}/api/{path}", self.management_url());
+        management::request(method, &url, &body)
+            .await
+            .with_context(|| self.server().report())
+    }
+}
+
+/// Starts the node and waits until both of its listeners serve. It opens AMQP last.
+async fn run(node: &Node) -> Result<Child> {
+    node.wait_for_ports().await?;
+    let server = node.spawn()?;
+    let patience = Patience::new(
+        STARTUP,
+        format!("RabbitMQ to answer on port {}", node.amqp_port),
+    );
+    while !(node.accepts_amqp().await && management::answers(&node.management_url()).await) {
+        ensure!(
+            server.is_running()?,
+            "RabbitMQ ended on start; {}",
+            server.report()
+        );
+        patience.pause().await.with_context(|| server.report())?;
+    }
+    Ok(server)
+}

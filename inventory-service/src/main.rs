@@ -1,0 +1,36 @@
+//! inventory-service: holds stock, promises it to orders, and says so.
+//!
+//! Configuration → pool → roles → wait. The message path is in `shared`; what is the inventory's own
+//! is in [`order_events`], [`reserve_stock`] and [`release_stock`].
+
+mod config;
+
+// What messages do here.
+mod order_events;
+mod release_stock;
+mod reserve_stock;
+mod stock;
+
+// What people do here.
+mod api;
+mod operations;
+
+use clap::Parser;
+use config::{Cli, Command, NAMES, StockCommand};
+use shared::{cli, db, fault, telemetry};
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let cli = Cli::parse_from(cli::with_default_command(std::env::args_os()));
+    telemetry::init(&cli.log)?;
+    fault::check_environment()?;
+    match cli.command {
+        Command::Run(args) => config::run(*args).await,
+        Command::Migrate(database) => db::migrate(&database, &config::MIGRATIONS).await,
+        Command::Topology(command) => command.run(NAMES).await,
+        Command::Outbox(command) => command.run().await,
+        Command::Stock(StockCommand::Seed { database, stock }) => {
+            operations::seed(&database, &stock).await
+        }
+    }
+}

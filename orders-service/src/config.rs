@@ -1,0 +1,72 @@
+//! The command line, and what makes this service the orders'.
+
+use crate::api;
+use crate::apply_reservation::InventoryAnswers;
+use axum::Router;
+use clap::{Args, Parser, Subcommand};
+use shared::cli::{OutboxCommand, TopologyCommand};
+use shared::config::{DatabaseArgs, Listen, LogArgs};
+use shared::roles::{Blueprint, ServiceArgs};
+use shared::topology::Names;
+use sqlx::migrate::Migrator;
+
+/// Names that are contracts.
+pub const NAMES: Names = Names {
+    exchange: "orders",
+    source: "inventory",
+    binding: "inventory.*",
+    queue: "orders.inventory",
+};
+
+pub static MIGRATIONS: Migrator = sqlx::migrate!("../migrations/orders");
+
+/// Takes orders and learns what became of them
+#[derive(Parser)]
+#[command(version)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run the service (the default)
+    Run(Box<RunArgs>),
+    /// Bring the database schema up to date
+    Migrate(DatabaseArgs),
+    /// Show, set up or check exchanges, queues and policies
+    #[command(subcommand)]
+    Topology(TopologyCommand),
+    /// Look at events that are not published, and give parked ones another chance
+    #[command(subcommand)]
+    Outbox(OutboxCommand),
+}
+
+#[derive(Args)]
+pub struct RunArgs {
+    /// Where the API listens
+    #[arg(long, env = "HTTP_LISTEN", default_value = "127.0.0.1:8080")]
+    http_listen: Listen,
+    /// Where operations (health, metrics) listen
+    #[arg(long, env = "OPS_LISTEN", default_value = "127.0.0.1:9080")]
+    ops_listen: Listen,
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+/// Runs the service until SIGTERM.
+pub async fn run(args: RunArgs) -> anyhow::Result<()> {
+    let orders = Blueprint {
+        names: NAMES,
+        migrations: &MIGRATIONS,
+        http_listen: args.http_listen,
+        ops_listen: args.ops_listen,
+        api: api::router,
+        // Orders are changed through the API alone.
+        admin: |_pool| Router::new(),
+        handler: |wake_up| InventoryAnswers { wake_up },
+    };
+    shared::roles::run(orders, args.service).await
+}

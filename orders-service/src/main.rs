@@ -1,0 +1,32 @@
+//! orders-service: takes orders, tells of them, and learns what became of them.
+//!
+//! Configuration → pool → roles → wait. The message path is in `shared`; what is the orders' own is
+//! in [`place_order`], [`cancel_order`] and [`apply_reservation`].
+
+mod api;
+mod config;
+
+// An order's life, in the order it happens.
+mod order;
+mod place_order;
+
+mod apply_reservation;
+mod cancel_order;
+mod list_orders;
+
+use clap::Parser;
+use config::{Cli, Command, MIGRATIONS, NAMES};
+use shared::{cli, db, fault, telemetry};
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let cli = Cli::parse_from(cli::with_default_command(std::env::args_os()));
+    telemetry::init(&cli.log)?;
+    fault::check_environment()?;
+    match cli.command {
+        Command::Run(args) => config::run(*args).await,
+        Command::Migrate(database) => db::migrate(&database, &MIGRATIONS).await,
+        Command::Topology(command) => command.run(NAMES).await,
+        Command::Outbox(command) => command.run().await,
+    }
+}

@@ -1,0 +1,141 @@
+//! Hop 1: an HTTP request becomes an order and an event, in one COMMIT.
+//!
+//! | crash | then |
+//! |---|---|
+//! | before the COMMIT | nothing has happened; the client repeats its request |
+//! | after the COMMIT, before the answer | the client repeats with its `Idempotency-Key` and gets the same answer; without a key it would get a second order, which is why there are keys |
+
+use crate::order::Order;
+use serde_json::json;
+use shared::envelope::{self, Aggregate, Envelope};
+use shared::events::{OrderCreated, current_version};
+use shared::lines::Lines;
+use shared::outbox;
+use shared::trace_context::TraceContext;
+use sqlx::{PgConnection, PgPool};
+use uuid::Uuid;
+
+/// What a client asks for, checked.
+pub struct PlaceOrder {
+    pub lines: Lines,
+    pub customer_id: Option<String>,
+    pub idempotency_key: Option<String>,
+    pub correlation_id: String,
+    pub trace: TraceContext,
+}
+
+/// What became of it.
+pub enum Placed {
+    /// A new order.
+    New(Order),
+    /// The key's order, with the body that was answered the first time.
+    Again { order_id: Uuid, response: String },
+    /// The key is taken by another request.
+    KeyReused,
+}
+
+/// Places an order: key, order, lines and outbox row commit together.
+pub async fn place_order(pool: &PgPool, request: PlaceOrder) -> sqlx::Result<Placed> {
+    let order =
+        Order::new(Uuid::now_v7(), request.customer_id.clone(), &request.lines, envelope::now());
+    let mut tx = pool.begin().await?;
+    if let Some(key) = &request.idempotency_key
+        && !claim_key(&mut tx, key, &request, &order).await?
+    {
+        return answer_again(&mut tx, key, &request).await;
+    }
+    insert_order(&mut tx, &order, &request.lines).await?;
+    outbox::append(&mut tx, "orders", &order_created(&order, &request), &request.trace).await?;
+    tx.commit().await?;
+    Ok(Placed::New(order))
+}
+
+/// The request as it is compared: what was meant, not how it was spelled.
+fn canonical(request: &PlaceOrder) -> serde_json::Value {
+    json!({ "lines": request.lines, "customer_id": request.customer_id })
+}
+
+/// Takes the key. A request with the same key that runs at this moment makes this one wait for its
+/// COMMIT; `false` says that the key was taken.
+async fn claim_key(
+    tx: &mut PgConnection,
+    key: &str,
+    request: &PlaceOrder,
+    order: &Order,
+) -> sqlx::Result<bool> {
+    let response =
+        serde_json::to_string(order).map_err(|error| sqlx::Error::Encode(error.into()))?;
+    let claimed = sqlx::query!(
+        "INSERT INTO idempotency_keys (key, request, response, order_id) VALUES ($1, $2, $3, $4)
+         ON CONFLICT (key) DO NOTHING",
+        key,
+        canonical(request),
+        response,
+        order.id
+    )
+    .execute(tx)
+    .await?;
+    Ok(claimed.rows_affected() == 1)
+}
+
+async fn answer_again(
+    tx: &mut PgConnection,
+    key: &str,
+    request: &PlaceOrder,
+) -> sqlx::Result<Placed> {
+    let first = sqlx::query!(
+        r#"SELECT order_id, response, request = $2 AS "same!" FROM idempotency_keys WHERE key = $1"#,
+        key,
+        canonical(request)
+    )
+    .fetch_one(tx)
+    .await?;
+    if first.same {
+        Ok(Placed::Again { order_id: first.order_id, response: first.response })
+    } else {
+        Ok(Placed::KeyReused)
+    }
+}
+
+async fn insert_order(tx: &mut PgConnection, order: &Order, lines: &Lines) -> sqlx::Result<()> {
+    sqlx::query!(
+        "INSERT INTO orders (id, status, version, customer_id, created_at, updated_at)
+         VALUES ($1, $2, $3, $4, $5, $5)",
+        order.id,
+        order.status.as_str(),
+        order.version,
+        order.customer_id,
+        order.created_at
+    )
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query!(
+        "INSERT INTO order_lines (order_id, sku, count)
+         SELECT $1, sku, count FROM unnest($2::text[], $3::int[]) AS line (sku, count)",
+        order.id,
+        &lines.skus(),
+        &lines.counts()
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+fn order_created(order: &Order, request: &PlaceOrder) -> Envelope<OrderCreated> {
+    Envelope {
+        id: envelope::new_id(),
+        event_type: "order.created".into(),
+        schema_version: current_version("order.created"),
+        occurred_at: order.created_at,
+        producer: "orders".into(),
+        correlation_id: request.correlation_id.clone(),
+        causation_id: request.correlation_id.clone(),
+        aggregate: aggregate(order.id, order.version),
+        data: OrderCreated { lines: request.lines.clone() },
+    }
+}
+
+/// The order, as events name it.
+pub fn aggregate(order_id: Uuid, version: i64) -> Aggregate {
+    Aggregate { kind: "order".into(), id: order_id.to_string(), version }
+}

@@ -1,0 +1,183 @@
+//! Commands that both services have beside `run`.
+
+use crate::config::{BrokerArgs, DatabaseArgs, ManagementArgs, TopologyArgs};
+use crate::policies::{Management, policies};
+use crate::topology::{Names, Topology};
+use crate::{connection, db, outbox};
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use std::ffi::OsString;
+
+/// `topology …`
+#[derive(Subcommand)]
+pub enum TopologyCommand {
+    /// Show exchanges, queues, bindings and policies, without asking any server
+    Print {
+        #[command(flatten)]
+        #[allow(missing_docs)]
+        topology: TopologyArgs,
+    },
+    /// Set the policies, then declare everything: the job that runs before the services
+    Apply(TopologyTarget),
+    /// Compare the effective policies with what they must be; exit code 1 if they differ
+    Check(TopologyTarget),
+}
+
+/// Which topology, and where.
+#[derive(Args)]
+pub struct TopologyTarget {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub broker: BrokerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub management: ManagementArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub topology: TopologyArgs,
+}
+
+impl TopologyCommand {
+    /// Does it.
+    ///
+    /// # Errors
+    /// When a server is not reached or refuses, and for `check` when something differs.
+    pub async fn run(self, names: Names) -> anyhow::Result<()> {
+        match self {
+            Self::Print { topology } => {
+                let topology = Topology::new(names, topology)?;
+                print!("{topology}");
+                for policy in policies(&topology, 4) {
+                    println!(
+                        "policy {} {}",
+                        policy.queue,
+                        serde_json::to_string(&policy.definition)?
+                    );
+                }
+            }
+            Self::Apply(target) => {
+                let topology = Topology::new(names, target.topology)?;
+                let management =
+                    Management::new(&target.management.management_url, &target.broker.amqp_url)?;
+                // Policies first: a queue that exists without its policy can swallow a message.
+                for policy in management.apply(&topology).await? {
+                    println!("policy {}", policy.queue);
+                }
+                let connection = connection::connect(&target.broker, "topology apply").await?;
+                let channel = connection.create_channel().await?;
+                topology.declare(&channel).await.context("cannot declare the topology")?;
+                connection::close(&connection).await;
+                print!("{topology}");
+            }
+            Self::Check(target) => {
+                let topology = Topology::new(names, target.topology)?;
+                let management =
+                    Management::new(&target.management.management_url, &target.broker.amqp_url)?;
+                let mismatches = management.check(&topology).await?;
+                for mismatch in &mismatches {
+                    println!("{mismatch}");
+                }
+                anyhow::ensure!(mismatches.is_empty(), "{} differences", mismatches.len());
+                println!("all {} queues are as they must be", topology.queues().len());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `outbox …`
+#[derive(Subcommand)]
+pub enum OutboxCommand {
+    /// Show rows that are not published, oldest first, one JSON object a line
+    List {
+        #[command(flatten)]
+        #[allow(missing_docs)]
+        database: DatabaseArgs,
+        /// Only those that wait for an operator
+        #[arg(long)]
+        parked: bool,
+        /// Most rows to show
+        #[arg(long, default_value_t = 100)]
+        limit: u32,
+    },
+    /// Give parked rows a new budget: one by its id, or all
+    Retry {
+        #[command(flatten)]
+        #[allow(missing_docs)]
+        database: DatabaseArgs,
+        #[command(flatten)]
+        #[allow(missing_docs)]
+        which: Which,
+    },
+}
+
+/// Which rows.
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+pub struct Which {
+    /// The event id of one row
+    pub id: Option<String>,
+    /// All parked rows
+    #[arg(long)]
+    pub all: bool,
+}
+
+impl OutboxCommand {
+    /// Does it.
+    ///
+    /// # Errors
+    /// When the database is not reached, or no parked row has the given id.
+    pub async fn run(self) -> anyhow::Result<()> {
+        match self {
+            Self::List { database, parked, limit } => {
+                let mut db = db::connect_once(&database).await?;
+                for row in outbox::list(&mut db, parked, i64::from(limit)).await? {
+                    println!("{}", serde_json::to_string(&row)?);
+                }
+            }
+            Self::Retry { database, which } => {
+                let mut db = db::connect_once(&database).await?;
+                let rows = outbox::retry_parked(&mut db, which.id.as_deref()).await?;
+                if let Some(id) = which.id {
+                    anyhow::ensure!(rows == 1, "no parked row has the id {id}");
+                }
+                println!("{rows} rows will be tried again");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The command line, with `run` put in where no command is named: `orders-service --roles http` is
+/// `orders-service run --roles http`.
+#[must_use]
+pub fn with_default_command(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = arguments.collect();
+    let first = arguments.get(1).map(|argument| argument.to_string_lossy().into_owned());
+    let names_a_command = first.is_some_and(|first| {
+        !first.starts_with('-') || matches!(first.as_str(), "-h" | "--help" | "-V" | "--version")
+    });
+    if !names_a_command {
+        arguments.insert(1.min(arguments.len()), "run".into());
+    }
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn run_is_the_default_command() {
+        let full = |line: &str| -> Vec<String> {
+            with_default_command(line.split(' ').map(OsString::from))
+                .iter()
+                .map(|argument| argument.to_string_lossy().into_owned())
+                .collect()
+        };
+        assert_eq!(full("svc"), ["svc", "run"]);
+        assert_eq!(full("svc --roles http"), ["svc", "run", "--roles", "http"]);
+        assert_eq!(full("svc migrate"), ["svc", "migrate"]);
+        assert_eq!(full("svc --help"), ["svc", "--help"]);
+    }
+}

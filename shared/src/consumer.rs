@@ -1,0 +1,178 @@
+//! Hops 4 to 8: delivery → inbox, effect and answer in one COMMIT → Ack; or retry; or parking.
+//!
+//! What a crash does here:
+//!
+//! | crash | then |
+//! |---|---|
+//! | before the COMMIT | nothing has happened; the broker delivers again |
+//! | after the COMMIT, before the Ack | the broker delivers again; the inbox makes it a no-op |
+//! | after the copy to a retry queue or parking, before the Ack | two copies; the inbox makes them one effect |
+//!
+//! The order of the last two lines is the rule of this module: a message is acked only after its
+//! next owner has it, the database by COMMIT or another queue by confirm.
+//!
+//! Each worker has a channel of its own to consume and one to publish, on two connections: a broker
+//! in distress blocks connections that publish, and acks must not be stuck behind that.
+
+mod session;
+mod settle;
+
+use crate::config::{BrokerArgs, ConfirmArgs, ConsumerArgs, ManagementArgs};
+use crate::envelope::Envelope;
+use crate::failure::Failure;
+use crate::fault::{self, Point};
+use crate::health::Part;
+use crate::inbox::{self, Admission};
+use crate::metrics::Metrics;
+use crate::retry::{Budget, Outcome};
+use crate::topology::Topology;
+use crate::trace_context::TraceContext;
+use crate::{connection, incoming::Incoming};
+use futures_util::FutureExt;
+use sqlx::{Acquire, PgConnection, PgPool};
+use std::panic::AssertUnwindSafe;
+use tokio_util::sync::CancellationToken;
+
+/// The business side of a consumer.
+pub trait Handler: Send + Sync + 'static {
+    /// Names this consumer in the inbox. Never change it: the old rows would be forgotten.
+    const NAME: &'static str;
+
+    /// Applies one event inside the open transaction, which also holds the inbox row. Whatever it
+    /// wants to tell others it appends to the outbox of the same transaction. It neither commits
+    /// nor publishes.
+    fn handle(
+        &self,
+        event: Event<'_>,
+        tx: &mut PgConnection,
+    ) -> impl Future<Output = Result<Outcome, Failure>> + Send;
+
+    /// Called after a COMMIT that may have appended to the outbox.
+    fn committed(&self) {}
+}
+
+/// What a handler gets.
+pub struct Event<'a> {
+    /// The message.
+    pub envelope: &'a Envelope,
+    /// Whose trace it belongs to, to be passed on with the answer.
+    pub trace: TraceContext,
+}
+
+/// A consumer, ready to be run.
+pub struct Consumer<H> {
+    /// The business side.
+    pub handler: H,
+    /// Where the effects go.
+    pub pool: PgPool,
+    /// Where messages come from.
+    pub broker: BrokerArgs,
+    /// Where policies are checked.
+    pub management: ManagementArgs,
+    /// The queue and what surrounds it.
+    pub topology: Topology,
+    /// Workers, prefetch, bounds.
+    pub args: ConsumerArgs,
+    /// How long a copy waits for its confirm.
+    pub confirm: ConfirmArgs,
+    /// This consumer's place in `/health/ready`.
+    pub part: Part,
+    /// The topology's place in `/health/ready`.
+    pub topology_part: Part,
+    /// Counters.
+    pub metrics: Metrics,
+}
+
+impl<H: Handler> Consumer<H> {
+    /// Runs until `shutdown`.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let session = || self.session(&shutdown);
+        connection::supervise(self.part.clone(), shutdown.clone(), session).await;
+    }
+
+    fn budget(&self) -> Budget {
+        Budget { limits: self.args.budget.clone(), delays: self.topology.args.retry_delays.clone() }
+    }
+
+    /// Gives a message its effect, once, or says why not. Bounded in time; a panic of the handler
+    /// is a failure like another.
+    async fn apply_bounded(&self, message: &Incoming) -> Result<Outcome, Failure> {
+        let limit = self.args.consumer_handle_timeout;
+        let applied = AssertUnwindSafe(self.apply(message)).catch_unwind();
+        match tokio::time::timeout(limit, applied).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_panic)) => Err(Failure::unknown(anyhow::anyhow!("the handler panicked"))),
+            // It may be committed or not; either way the inbox knows when it comes again.
+            Err(_) => Err(Failure::transient(anyhow::anyhow!("not handled within {limit:?}"))),
+        }
+    }
+
+    /// The transaction: inbox, gate, effect, answer, COMMIT.
+    async fn apply(&self, message: &Incoming) -> Result<Outcome, Failure> {
+        let envelope = match &message.envelope {
+            Ok(envelope) => envelope,
+            Err(broken) => return Err(Failure::permanent(anyhow::anyhow!("{broken}"))),
+        };
+        let mut connection = Unsure::new(self.pool.acquire().await?);
+        let mut tx = connection.get().begin().await?;
+        let outcome = match inbox::admit(&mut tx, H::NAME, envelope).await? {
+            Admission::Admitted => {
+                let event = Event { envelope, trace: message.trace_context().or_new() };
+                self.handler.handle(event, &mut tx).await?
+            }
+            Admission::Duplicate => Outcome::Duplicate,
+            Admission::Stale => Outcome::Stale,
+            Admission::Gap { last } => return Err(gap(envelope, last)),
+            Admission::ReusedId => {
+                return Err(Failure::permanent(anyhow::anyhow!(
+                    "message_id {:?} was used before by another message",
+                    envelope.id
+                )));
+            }
+        };
+        fault::point(Point::ConsumerBeforeCommit);
+        tx.commit().await?;
+        connection.sure();
+        fault::point(Point::ConsumerAfterCommit);
+        self.handler.committed();
+        Ok(outcome)
+    }
+}
+
+fn gap(envelope: &Envelope, last: Option<i64>) -> Failure {
+    let aggregate = &envelope.aggregate;
+    let applied = last.map_or_else(|| "none".to_owned(), |last| format!("version {last}"));
+    Failure::not_yet(anyhow::anyhow!(
+        "version gap: this is version {} of {} {}, applied so far: {applied}",
+        aggregate.version,
+        aggregate.kind,
+        aggregate.id,
+    ))
+}
+
+/// A pooled connection that goes back into the pool only if all went well. One that was dropped in
+/// the middle of something (a time-out, a panic, an error) is closed instead: the server rolls
+/// back, and nobody inherits half a conversation.
+struct Unsure(sqlx::pool::PoolConnection<sqlx::Postgres>, bool);
+
+impl Unsure {
+    fn new(connection: sqlx::pool::PoolConnection<sqlx::Postgres>) -> Self {
+        Self(connection, true)
+    }
+
+    fn get(&mut self) -> &mut PgConnection {
+        &mut self.0
+    }
+
+    fn sure(mut self) {
+        self.1 = false;
+    }
+}
+
+impl Drop for Unsure {
+    fn drop(&mut self) {
+        if self.1 {
+            self.0.close_on_drop();
+        }
+    }
+}

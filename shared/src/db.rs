@@ -1,0 +1,138 @@
+//! Connecting to PostgreSQL, with bounds on everything that could hang.
+//!
+//! A process that freezes in the middle of a transaction holds row locks, and one that freezes as
+//! the active relay holds the advisory lock. The server cannot tell a frozen client from a slow
+//! one, so it is told how long to bear with either.
+
+use crate::backoff::Backoff;
+use crate::config::DatabaseArgs;
+use crate::failure::{Class, classify};
+use crate::health::Part;
+use anyhow::Context;
+use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{ConnectOptions, Connection as _, PgConnection, PgPool};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+/// Reads the URL. The error does not repeat it: it holds a password.
+fn options(args: &DatabaseArgs) -> anyhow::Result<PgConnectOptions> {
+    let options: PgConnectOptions = args
+        .database_url
+        .parse()
+        .map_err(|error: sqlx::Error| anyhow::anyhow!("{error}"))
+        .context("the database URL must be postgres://user:password@host:port/database")?;
+    // Queries that fail are logged by whoever decides what the failure means, once.
+    Ok(options.disable_statement_logging())
+}
+
+/// The pool that HTTP handlers and consumers share. It connects when first used, so a service
+/// starts while its database is away.
+///
+/// # Errors
+/// When the URL cannot be read.
+pub fn pool(args: &DatabaseArgs) -> anyhow::Result<PgPool> {
+    let options = options(args)?.options([
+        // Transactions here are a handful of statements by primary key.
+        ("statement_timeout", "8s"),
+        ("lock_timeout", "5s"),
+        // Ends the transaction of a process that froze in it, and frees its row locks.
+        ("idle_in_transaction_session_timeout", "15s"),
+    ]);
+    Ok(PgPoolOptions::new()
+        .max_connections(args.database_pool_size.get())
+        .acquire_timeout(args.database_acquire_timeout)
+        .connect_lazy_with(options))
+}
+
+/// The relay's one connection, which is also its lock.
+///
+/// # Errors
+/// When the database is not reached.
+pub async fn connect_relay(args: &DatabaseArgs) -> anyhow::Result<PgConnection> {
+    let options = options(args)?.options([
+        ("statement_timeout", "8s"),
+        // The relay asks for work every half second, and waits for confirms for seconds at most. A
+        // session that is silent for longer belongs to a frozen process or a lost host: the server
+        // ends it, which frees the advisory lock for a standby. PostgreSQL 14 and later.
+        ("idle_session_timeout", "30s"),
+    ]);
+    connect(&options).await
+}
+
+/// One plain connection, for a command.
+///
+/// # Errors
+/// When the database is not reached.
+pub async fn connect_once(args: &DatabaseArgs) -> anyhow::Result<PgConnection> {
+    connect(&options(args)?).await
+}
+
+async fn connect(options: &PgConnectOptions) -> anyhow::Result<PgConnection> {
+    const BOUND: Duration = Duration::from_secs(5);
+    tokio::time::timeout(BOUND, PgConnection::connect_with(options))
+        .await
+        .with_context(|| format!("the database did not answer within {BOUND:?}"))?
+        .context("cannot connect to the database")
+}
+
+/// Brings the schema up to date. Replicas that start at once wait for each other on the migrator's
+/// own advisory lock; the second finds nothing to do.
+///
+/// # Errors
+/// When the database is not reached, or a migration fails (it is rolled back then).
+pub async fn migrate(args: &DatabaseArgs, migrator: &Migrator) -> anyhow::Result<()> {
+    let mut connection = connect_once(args).await?;
+    migrator.run(&mut connection).await.context("cannot migrate the database")?;
+    connection.close().await.context("cannot close the migration's connection")?;
+    info!("database schema is up to date");
+    Ok(())
+}
+
+/// [`migrate`], again and again while the database is away. `false`: asked to end before that.
+///
+/// # Errors
+/// When a migration cannot be applied whatever the time: the process must not go on.
+pub async fn migrate_when_reached(
+    args: &DatabaseArgs,
+    migrator: &Migrator,
+    part: &Part,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<bool> {
+    let mut failures = 0;
+    loop {
+        let error = tokio::select! {
+            () = shutdown.cancelled() => return Ok(false),
+            migrated = migrate(args, migrator) => match migrated {
+                Ok(()) => { part.ok(); return Ok(true) }
+                Err(error) => error,
+            },
+        };
+        if !may_pass(&error) {
+            return Err(error);
+        }
+        failures += 1;
+        let wait = Backoff::RECONNECT.jittered(failures);
+        warn!(error = format!("{error:#}"), failures, "the database is not there yet");
+        part.fail(format!("{error:#}"));
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(false),
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+/// Whether a failed migration may succeed later: the database was away, rather than the migration
+/// wrong.
+fn may_pass(error: &anyhow::Error) -> bool {
+    let cause = match error.downcast_ref::<MigrateError>() {
+        Some(MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _)) => {
+            Some(cause)
+        }
+        Some(_) => return false,
+        None => error.downcast_ref::<sqlx::Error>(),
+    };
+    // No database error at all: the connection timed out.
+    cause.is_none_or(|cause| classify(cause) == Class::Transient)
+}

@@ -1,0 +1,196 @@
+//! A delivery, read with suspicion: everything on it came from outside.
+//!
+//! Headers are hints for retries and for people. A hint that is missing, of another type, negative
+//! or absurd counts as absent; none of them can make a message be acked, or tried for ever.
+
+use crate::envelope::{ContractError, Envelope};
+use crate::trace_context::TraceContext;
+use chrono::{DateTime, TimeDelta, Utc};
+use lapin::message::Delivery;
+use lapin::types::{AMQPValue, FieldTable};
+use std::time::Duration;
+
+/// Attempts so far.
+pub const ATTEMPT: &str = "x-retry-attempt";
+/// When the first of them failed, RFC 3339.
+pub const FIRST_FAILED_AT: &str = "x-first-failed-at";
+/// The exchange that it was first published to.
+pub const ORIGINAL_EXCHANGE: &str = "x-original-exchange";
+/// The key that it was first published with.
+pub const ORIGINAL_ROUTING_KEY: &str = "x-original-routing-key";
+/// The deadline that the producer's `expiration` set, RFC 3339. The property itself is not copied:
+/// in a retry queue it would cut the delay short.
+pub const PRODUCER_DEADLINE: &str = "x-producer-deadline";
+
+/// More attempts than any budget has: a header that claims more is not believed.
+const ABSURD_ATTEMPTS: i64 = 1_000_000;
+
+/// One delivery and what could be read of it.
+pub struct Incoming {
+    /// As the client library gave it.
+    pub delivery: Delivery,
+    /// The body, or why it is none of ours.
+    pub envelope: Result<Envelope, ContractError>,
+    /// When it came.
+    pub received_at: DateTime<Utc>,
+}
+
+impl Incoming {
+    /// Reads a delivery.
+    #[must_use]
+    pub fn new(delivery: Delivery) -> Self {
+        let envelope = Envelope::parse(&delivery.data).and_then(|envelope| {
+            let message_id = delivery.properties.message_id().as_ref();
+            envelope.check_message_id(message_id.map(|id| id.as_str()))?;
+            Ok(envelope)
+        });
+        Self { delivery, envelope, received_at: Utc::now() }
+    }
+
+    /// The AMQP property, for logs and copies; inbox and outbox use the envelope's id.
+    #[must_use]
+    pub fn message_id(&self) -> Option<&str> {
+        self.delivery.properties.message_id().as_ref().map(|id| id.as_str())
+    }
+
+    /// Its type: the envelope's, or else what the AMQP property says.
+    #[must_use]
+    pub fn event_type(&self) -> Option<&str> {
+        match &self.envelope {
+            Ok(envelope) => Some(&envelope.event_type),
+            Err(_) => self.delivery.properties.kind().as_ref().map(|kind| kind.as_str()),
+        }
+    }
+
+    /// How often it was tried before this time.
+    #[must_use]
+    pub fn earlier_attempts(&self) -> u32 {
+        self.header(ATTEMPT).and_then(integer).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
+    }
+
+    /// When it first failed, if it has.
+    #[must_use]
+    pub fn first_failed_at(&self) -> Option<DateTime<Utc>> {
+        self.header(FIRST_FAILED_AT).and_then(text).and_then(time)
+    }
+
+    /// Where it was first published: exchange and key.
+    #[must_use]
+    pub fn origin(&self) -> (String, String) {
+        let header = |name| self.header(name).and_then(text).map(str::to_owned);
+        match (header(ORIGINAL_EXCHANGE), header(ORIGINAL_ROUTING_KEY)) {
+            (Some(exchange), Some(key)) => (exchange, key),
+            _ => (self.delivery.exchange.to_string(), self.delivery.routing_key.to_string()),
+        }
+    }
+
+    /// Time since it occurred: by the envelope, else by AMQP's timestamp, else since it first
+    /// failed. A time in the future counts as now.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        let occurred_at = match &self.envelope {
+            Ok(envelope) => Some(envelope.occurred_at),
+            Err(_) => self.timestamp().or_else(|| self.first_failed_at()),
+        };
+        let age = occurred_at.map(|at| self.received_at - at);
+        age.and_then(|age| age.to_std().ok()).unwrap_or_default()
+    }
+
+    /// The producer's own deadline, where it set AMQP's `expiration`: not a matter of queues but of
+    /// the business, read as such and kept in a header over retries.
+    #[must_use]
+    pub fn producer_deadline(&self) -> Option<DateTime<Utc>> {
+        let kept = self.header(PRODUCER_DEADLINE).and_then(text).and_then(time);
+        kept.or_else(|| {
+            let expiration = self.delivery.properties.expiration().as_ref()?;
+            let millis = expiration.as_str().parse().ok()?;
+            let from = match &self.envelope {
+                Ok(envelope) => envelope.occurred_at,
+                Err(_) => self.timestamp()?,
+            };
+            from.checked_add_signed(TimeDelta::try_milliseconds(millis)?)
+        })
+    }
+
+    /// Whose trace it belongs to.
+    #[must_use]
+    pub fn trace_context(&self) -> TraceContext {
+        TraceContext::extract(|name| self.header(name).and_then(text))
+    }
+
+    /// All headers.
+    #[must_use]
+    pub fn headers(&self) -> FieldTable {
+        self.delivery.properties.headers().clone().unwrap_or_default()
+    }
+
+    fn header(&self, name: &str) -> Option<&AMQPValue> {
+        self.delivery.properties.headers().as_ref()?.inner().get(name)
+    }
+
+    fn timestamp(&self) -> Option<DateTime<Utc>> {
+        let seconds = (*self.delivery.properties.timestamp())?;
+        DateTime::from_timestamp(i64::try_from(seconds).ok()?, 0)
+    }
+}
+
+/// An integer header. Clients write them in every width that AMQP has.
+fn integer(value: &AMQPValue) -> Option<i64> {
+    let number = match value {
+        AMQPValue::ShortShortInt(n) => i64::from(*n),
+        AMQPValue::ShortShortUInt(n) => i64::from(*n),
+        AMQPValue::ShortInt(n) => i64::from(*n),
+        AMQPValue::ShortUInt(n) => i64::from(*n),
+        AMQPValue::LongInt(n) => i64::from(*n),
+        AMQPValue::LongUInt(n) => i64::from(*n),
+        AMQPValue::LongLongInt(n) => *n,
+        _ => return None,
+    };
+    (0..=ABSURD_ATTEMPTS).contains(&number).then_some(number)
+}
+
+fn text(value: &AMQPValue) -> Option<&str> {
+    match value {
+        AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok(),
+        AMQPValue::ShortString(text) => Some(text.as_str()),
+        _ => None,
+    }
+}
+
+fn time(text: &str) -> Option<DateTime<Utc>> {
+    DateTime::parse_from_rfc3339(text).ok().map(|time| time.to_utc())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attempt_count_is_read_in_every_width() {
+        for value in [
+            AMQPValue::ShortShortInt(3),
+            AMQPValue::ShortShortUInt(3),
+            AMQPValue::ShortInt(3),
+            AMQPValue::ShortUInt(3),
+            AMQPValue::LongInt(3),
+            AMQPValue::LongUInt(3),
+            AMQPValue::LongLongInt(3),
+        ] {
+            assert_eq!(integer(&value), Some(3), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn an_attempt_count_that_makes_no_sense_counts_as_absent() {
+        for value in [
+            AMQPValue::LongInt(-1),
+            AMQPValue::LongLongInt(i64::MAX),
+            AMQPValue::LongString("3".into()),
+            AMQPValue::Double(3.0),
+            AMQPValue::Boolean(true),
+            AMQPValue::Void,
+        ] {
+            assert_eq!(integer(&value), None, "{value:?}");
+        }
+    }
+}

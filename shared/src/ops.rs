@@ -1,0 +1,125 @@
+//! The operations port: health, metrics, and what only an operator may do.
+//!
+//! It is a port of its own, so that a network can keep it apart from the API. Reading health and
+//! metrics needs no token; changing anything does, and without a configured token nothing can be
+//! changed at all.
+
+use crate::config::OpsArgs;
+use crate::health::Health;
+use crate::http::{Kind, Problem, edge};
+use crate::metrics::Metrics;
+use crate::outbox::{self, Lag};
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::get;
+use axum::{Json, Router};
+use serde::Serialize;
+use sqlx::PgPool;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use subtle::ConstantTimeEq;
+use tracing::error;
+
+/// A health check that waits longer for the database has its answer.
+const DATABASE_BOUND: Duration = Duration::from_secs(1);
+
+/// What the endpoints look at.
+#[derive(Clone)]
+pub struct Ops {
+    /// The service's own database.
+    pub pool: PgPool,
+    /// What its parts report.
+    pub health: Health,
+    /// What it counts.
+    pub metrics: Metrics,
+    /// Token and thresholds.
+    pub args: OpsArgs,
+}
+
+impl Ops {
+    /// The router of the operations port. `admin` is what needs the token.
+    pub fn router(self, admin: Router) -> Router {
+        let token = self.args.operations_token.clone().map(Arc::from);
+        let open = Router::new()
+            .route("/health/live", get(async || "live\n"))
+            .route("/health/ready", get(ready))
+            .route("/metrics", get(metrics))
+            .with_state(self);
+        edge(open.merge(admin.route_layer(from_fn_with_state(token, require_token))))
+    }
+}
+
+/// The answer of `/health/ready`: each part by name, `ok` or what is wrong.
+#[derive(Serialize)]
+struct Readiness {
+    ready: bool,
+    parts: BTreeMap<&'static str, String>,
+}
+
+async fn ready(State(ops): State<Ops>) -> (StatusCode, Json<Readiness>) {
+    let mut report = ops.health.report();
+    match lag(&ops.pool).await {
+        Ok(lag) => {
+            report.insert("database", None);
+            report.insert("outbox", late(&lag, ops.args.ready_relay_lag));
+        }
+        Err(error) => {
+            report.insert("database", Some(error));
+        }
+    }
+    let ready = report.values().all(Option::is_none);
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let parts = report
+        .into_iter()
+        .map(|(name, trouble)| (name, trouble.unwrap_or_else(|| "ok".into())))
+        .collect();
+    (status, Json(Readiness { ready, parts }))
+}
+
+async fn lag(pool: &PgPool) -> Result<Lag, String> {
+    let lag = async { outbox::lag(&mut *pool.acquire().await?).await };
+    match tokio::time::timeout(DATABASE_BOUND, lag).await {
+        Ok(Ok(lag)) => Ok(lag),
+        // Its text may name hosts and users; the log has it where it matters.
+        Ok(Err(_)) => Err("the database refuses".into()),
+        Err(_) => Err(format!("the database did not answer within {DATABASE_BOUND:?}")),
+    }
+}
+
+fn late(lag: &Lag, limit: Duration) -> Option<String> {
+    (lag.oldest_seconds > limit.as_secs_f64()).then(|| {
+        format!(
+            "{} events wait to be published, the oldest for {:.0} s",
+            lag.rows, lag.oldest_seconds
+        )
+    })
+}
+
+async fn metrics(State(ops): State<Ops>) -> Result<String, Problem> {
+    ops.metrics.encode().map_err(|error| {
+        error!(error = format!("{error:#}"), "metrics cannot be encoded");
+        Problem::internal()
+    })
+}
+
+async fn require_token(
+    State(token): State<Option<Arc<str>>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    let Some(token) = token.filter(|token| !token.is_empty()) else {
+        return Err(Problem::new(Kind::Disabled, "this process has no operations token"));
+    };
+    let given =
+        request.headers().get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
+    let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
+    // In constant time: the time of a refusal must not tell how much of a guess was right.
+    if bool::from(given.ct_eq(token.as_bytes())) {
+        Ok(next.run(request).await)
+    } else {
+        Err(Problem::new(Kind::Unauthorized, "the bearer token is missing or wrong"))
+    }
+}

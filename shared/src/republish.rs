@@ -1,0 +1,139 @@
+//! Hops 7 and 8: the copy of a message that goes to a retry queue or to parking.
+//!
+//! The copy is the same fact: same `message_id`, same body, same properties. It is confirmed before
+//! the original is acked, so a crash in between leaves two copies, which the inbox makes one effect;
+//! the other order would leave none.
+
+use crate::config::Delay;
+use crate::failure::Failure;
+use crate::incoming::{
+    ATTEMPT, FIRST_FAILED_AT, Incoming, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, PRODUCER_DEADLINE,
+};
+use crate::publisher::Outgoing;
+use crate::retry::ParkReason;
+use crate::topology::Topology;
+use chrono::SecondsFormat;
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable};
+
+/// Headers share a frame with the properties; an error text may be as long as its message.
+const MAX_ERROR_CHARS: usize = 512;
+
+/// Headers that a copy never carries. `x-death` and its kin are the broker's own account, which a
+/// republished copy would falsify (older brokers even drop messages over it); `CC` and `BCC` would
+/// route the copy to where the original already went.
+const NEVER_COPIED: &[&str] = &[
+    "CC",
+    "BCC",
+    "x-death",
+    "x-first-death-",
+    "x-last-death-",
+    "x-delivery-count",
+    "x-acquired-count",
+];
+
+/// The copy that waits in the queue of `delay` and comes back.
+#[must_use]
+pub fn retry_copy(
+    message: &Incoming,
+    topology: &Topology,
+    delay: Delay,
+    attempts: u32,
+    failure: &Failure,
+) -> Outgoing {
+    let headers = marked(message, attempts, failure);
+    copy(message, headers, topology.retry_exchange(), delay.to_string())
+}
+
+/// The copy that waits for a person, with what that person needs to know.
+#[must_use]
+pub fn park_copy(
+    message: &Incoming,
+    topology: &Topology,
+    reason: ParkReason,
+    attempts: u32,
+    failure: &Failure,
+    consumer: &str,
+) -> Outgoing {
+    let mut headers = marked(message, attempts, failure);
+    let mut set = |name: &str, text: &str| {
+        headers.insert(name.into(), AMQPValue::LongString(text.into()));
+    };
+    set("x-park-reason", reason.as_str());
+    set("x-failure-class", failure.class.as_str());
+    set("x-consumer", consumer);
+    set("x-consumer-version", env!("CARGO_PKG_VERSION"));
+    if let Ok(envelope) = &message.envelope {
+        set("x-producer", &envelope.producer);
+        // The relay sets this one; a message by another hand may lack it.
+        headers.insert(
+            "x-schema-version".into(),
+            AMQPValue::LongLongInt(i64::from(envelope.schema_version)),
+        );
+    } else if let Some(producer) = message.delivery.properties.app_id() {
+        set("x-producer", producer.as_str());
+    }
+    copy(message, headers, topology.dead_letter_exchange(), topology.dead_letter_key())
+}
+
+/// The headers of either copy: the message's own, and its history.
+fn marked(message: &Incoming, attempts: u32, failure: &Failure) -> FieldTable {
+    let mut headers = FieldTable::default();
+    for (name, value) in message.headers().inner() {
+        let own_account = NEVER_COPIED.iter().any(|prefix| name.as_str().starts_with(prefix));
+        if !own_account {
+            headers.insert(name.clone(), value.clone());
+        }
+    }
+    let mut set = |name: &str, text: String| {
+        headers.insert(name.into(), AMQPValue::LongString(text.into()));
+    };
+    let (exchange, routing_key) = message.origin();
+    set(ORIGINAL_EXCHANGE, exchange);
+    set(ORIGINAL_ROUTING_KEY, routing_key);
+    let first = message.first_failed_at().unwrap_or(message.received_at);
+    set(FIRST_FAILED_AT, first.to_rfc3339_opts(SecondsFormat::Millis, true));
+    if let Some(deadline) = message.producer_deadline() {
+        set(PRODUCER_DEADLINE, deadline.to_rfc3339_opts(SecondsFormat::Millis, true));
+    }
+    set("x-last-error", failure.to_string().chars().take(MAX_ERROR_CHARS).collect());
+    headers.insert(ATTEMPT.into(), AMQPValue::LongLongInt(i64::from(attempts)));
+    headers
+}
+
+fn copy(
+    message: &Incoming,
+    headers: FieldTable,
+    exchange: String,
+    routing_key: String,
+) -> Outgoing {
+    let original = &message.delivery.properties;
+    // Named one by one: what is not here (user_id, expiration, cluster_id) must not travel on.
+    let mut properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
+    macro_rules! keep {
+        ($($get:ident => $with:ident),* $(,)?) => {
+            $(if let Some(value) = original.$get().clone() {
+                properties = properties.$with(value);
+            })*
+        };
+    }
+    keep!(
+        message_id => with_message_id,
+        kind => with_type,
+        app_id => with_app_id,
+        correlation_id => with_correlation_id,
+        reply_to => with_reply_to,
+        timestamp => with_timestamp,
+        content_type => with_content_type,
+        content_encoding => with_content_encoding,
+        priority => with_priority,
+    );
+    Outgoing {
+        // A return names the property; a message that never had an id is the only one in its batch.
+        message_id: message.message_id().unwrap_or_default().to_owned(),
+        exchange: exchange.into(),
+        routing_key: routing_key.into(),
+        properties,
+        body: message.delivery.data.clone(),
+    }
+}
