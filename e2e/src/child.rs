@@ -46,15 +46,11 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts `command` with its output going into the log; `E2E_LOG=1` copies it to our stderr,
-    /// after `name`.
+    /// Starts `command` with its output going into the log; `E2E_LOG=1`, or a comma-separated
+    /// list of names with this one in it, copies it to our stderr, after `name`.
     pub fn spawn(name: impl Into<String>, mut command: Command) -> Result<Self> {
         let name = name.into();
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut process = command
             .spawn()
             .with_context(|| format!("cannot start {name}, {:?}", command.get_program()))?;
@@ -87,9 +83,8 @@ impl Child {
     pub fn exit_status(&self) -> Result<Option<ExitStatus>> {
         // Held until all is done: a second caller must not see the exit before the log is complete.
         let mut process = lock(&self.process);
-        let status = process
-            .try_wait()
-            .with_context(|| format!("cannot wait for {}", self.name))?;
+        let status =
+            process.try_wait().with_context(|| format!("cannot wait for {}", self.name))?;
         if status.is_some() && !self.buried.load(Ordering::SeqCst) {
             tree::kill_all(self.pid)?;
             reaper::forget_group(self.pid)?;
@@ -116,10 +111,8 @@ impl Child {
             return Ok(());
         }
         tree::kill_all(self.pid)?;
-        let patience = Patience::new(
-            Duration::from_secs(10),
-            format!("the kernel to give up {}", self.name),
-        );
+        let patience =
+            Patience::new(Duration::from_secs(10), format!("the kernel to give up {}", self.name));
         while self.exit_status()?.is_none() {
             patience.pause_blocking()?;
         }
@@ -196,11 +189,7 @@ impl Child {
                 return Ok(found);
             }
             if let Some(status) = exit {
-                bail!(
-                    "{} ended ({status}) and did not log {what}; {}",
-                    self.name,
-                    self.report()
-                );
+                bail!("{} ended ({status}) and did not log {what}; {}", self.name, self.report());
             }
             patience.pause().await.with_context(|| self.report())?;
         }
@@ -213,11 +202,9 @@ impl Child {
 
     fn check_running(&self, verb: &str) -> Result<()> {
         match self.exit_status()? {
-            Some(status) => bail!(
-                "cannot {verb} {}, it has ended ({status}); {}",
-                self.name,
-                self.report()
-            ),
+            Some(status) => {
+                bail!("cannot {verb} {}, it has ended ({status}); {}", self.name, self.report())
+            }
             None => Ok(()),
         }
     }

@@ -30,11 +30,7 @@ pub fn free_port() -> Result<u16> {
             return Ok(port);
         }
     }
-    bail!(
-        "no free TCP port between {} and {} on 127.0.0.1",
-        RANGE.start(),
-        RANGE.end()
-    )
+    bail!("no free TCP port between {} and {} on 127.0.0.1", RANGE.start(), RANGE.end())
 }
 
 /// Whether a server could listen on the port of 127.0.0.1 now.

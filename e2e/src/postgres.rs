@@ -71,23 +71,14 @@ impl Postgres {
     pub async fn start_in(dir: &Path, port: u16) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let dir = dir.canonicalize()?;
-        let spec = Spec {
-            bin: install::find_bin()?,
-            dir,
-            port,
-            durability: Durability::Durable,
-        };
+        let spec = Spec { bin: install::find_bin()?, dir, port, durability: Durability::Durable };
         Self::bring_up(spec, None).await
     }
 
     async fn bring_up(spec: Spec, scratch: Option<ScratchDir>) -> Result<Self> {
         let spec = tokio::task::spawn_blocking(move || spec.prepare().map(|()| spec)).await??;
         let server = Mutex::new(Arc::new(spec.run().await?));
-        Ok(Self {
-            server,
-            spec,
-            _scratch: scratch,
-        })
+        Ok(Self { server, spec, _scratch: scratch })
     }
 
     /// Where clients find the database `db`.
@@ -112,20 +103,12 @@ impl Postgres {
 
     /// Makes an empty database.
     pub async fn create_database(&self, name: &str) -> Result<()> {
-        self.execute(format!(
-            "CREATE DATABASE {} TEMPLATE template0",
-            quote(name)
-        ))
-        .await
+        self.execute(format!("CREATE DATABASE {} TEMPLATE template0", quote(name))).await
     }
 
     /// Drops a database, whoever is connected to it. One that does not exist is no error.
     pub async fn drop_database(&self, name: &str) -> Result<()> {
-        self.execute(format!(
-            "DROP DATABASE IF EXISTS {} WITH (FORCE)",
-            quote(name)
-        ))
-        .await
+        self.execute(format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", quote(name))).await
     }
 
     /// Kills the postmaster and all its children without warning; returns when they are gone.
@@ -158,11 +141,7 @@ impl Postgres {
 
     /// Starts the stopped or killed server on its data and its port; returns when it answers.
     pub async fn start_again(&self) -> Result<()> {
-        ensure!(
-            !self.server().is_running()?,
-            "PostgreSQL on port {} still runs",
-            self.port()
-        );
+        ensure!(!self.server().is_running()?, "PostgreSQL on port {} still runs", self.port());
         let server = Arc::new(self.spec.run().await?);
         *lock(&self.server) = server;
         Ok(())
@@ -171,13 +150,10 @@ impl Postgres {
     async fn execute(&self, statement: String) -> Result<()> {
         let run = async {
             let mut connection = PgConnection::connect(&self.url("postgres")).await?;
-            sqlx::raw_sql(AssertSqlSafe(statement.as_str()))
-                .execute(&mut connection)
-                .await?;
+            sqlx::raw_sql(AssertSqlSafe(statement.as_str())).execute(&mut connection).await?;
             connection.close().await
         };
-        run.await
-            .with_context(|| format!("{statement}; {}", self.server().report()))
+        run.await.with_context(|| format!("{statement}; {}", self.server().report()))
     }
 }
 

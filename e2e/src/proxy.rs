@@ -88,9 +88,7 @@ impl Proxy {
         let listener = std::net::TcpListener::bind(addr)
             .with_context(|| format!("cannot listen on {addr}"))?;
         listener.set_nonblocking(true)?;
-        let runtime = runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let listener = {
             let _context = runtime.enter();
             TcpListener::from_std(listener)?
@@ -109,12 +107,7 @@ impl Proxy {
             .name(format!("proxy:{}", addr.port()))
             .spawn(move || runtime.block_on(network.run(received)))
             .context("cannot start a thread")?;
-        Ok(Self {
-            addr,
-            accepted,
-            commands: Some(commands),
-            thread: Some(thread),
-        })
+        Ok(Self { addr, accepted, commands: Some(commands), thread: Some(thread) })
     }
 
     /// Where clients connect to.
@@ -152,13 +145,10 @@ impl Proxy {
 
     fn command(&self, command: Command) -> Result<()> {
         let (done, wait) = mpsc::channel();
-        let sent = self
-            .commands
-            .as_ref()
-            .is_some_and(|commands| commands.send((command, done)).is_ok());
+        let sent =
+            self.commands.as_ref().is_some_and(|commands| commands.send((command, done)).is_ok());
         ensure!(sent, "the proxy on {} has stopped", self.addr);
-        wait.recv()
-            .with_context(|| format!("the proxy on {} has stopped", self.addr))?
+        wait.recv().with_context(|| format!("the proxy on {} has stopped", self.addr))?
     }
 }
 
@@ -210,12 +200,10 @@ impl Network {
                 self.refuse().await?;
             }
             Command::BlackHole(direction) => {
-                self.rules
-                    .send_modify(|rules| rules.change(direction, |lane| lane.hole = true));
+                self.rules.send_modify(|rules| rules.change(direction, |lane| lane.hole = true));
             }
             Command::Delay(direction, delay) => {
-                self.rules
-                    .send_modify(|rules| rules.change(direction, |lane| lane.delay = delay));
+                self.rules.send_modify(|rules| rules.change(direction, |lane| lane.delay = delay));
             }
             Command::Heal => {
                 self.rules.send_replace(Rules::default());
@@ -249,8 +237,7 @@ impl Network {
 
     fn pass_on(&mut self, client: TcpStream) {
         self.accepted.fetch_add(1, Ordering::SeqCst);
-        self.connections
-            .spawn(connection(client, self.target, self.rules.subscribe()));
+        self.connections.spawn(connection(client, self.target, self.rules.subscribe()));
     }
 }
 

@@ -100,13 +100,8 @@ pub fn forget_dir(path: &Path) -> Result<()> {
 
 /// The protocol is lines, and `rm -rf` must not depend on somebody's working directory.
 fn line_of(path: &Path) -> Result<&str> {
-    let line = path
-        .to_str()
-        .with_context(|| format!("{} is not UTF-8", path.display()))?;
-    ensure!(
-        path.is_absolute() && !line.contains('\n'),
-        "the reaper cannot watch {path:?}"
-    );
+    let line = path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
+    ensure!(path.is_absolute() && !line.contains('\n'), "the reaper cannot watch {path:?}");
     Ok(line)
 }
 

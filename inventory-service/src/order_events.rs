@@ -6,8 +6,8 @@
 use crate::release_stock::release_stock;
 use crate::reserve_stock::{Reserved, reserve_stock};
 use serde::Serialize;
-use shared::consumer::{Event, Handler};
-use shared::envelope::{Aggregate, Envelope};
+use shared::consumer::{Handler, Message};
+use shared::envelope::{Aggregate, ContractError, Envelope};
 use shared::events::{OrderCreated, OrderEvent, Reservation, ReservationRejected};
 use shared::failure::Failure;
 use shared::outbox;
@@ -25,11 +25,21 @@ pub struct OrderEvents {
 impl Handler for OrderEvents {
     const NAME: &'static str = "inventory.orders";
 
-    async fn handle(&self, event: Event<'_>, tx: &mut PgConnection) -> Result<Outcome, Failure> {
-        let order = event.envelope;
-        match OrderEvent::decode(order)? {
-            OrderEvent::Created(created) => reserve(order, &event.trace, &created, tx).await,
-            OrderEvent::Cancelled => release(order, &event.trace, tx).await,
+    type Event = OrderEvent;
+
+    fn decode(envelope: &Envelope) -> Result<OrderEvent, ContractError> {
+        OrderEvent::decode(envelope)
+    }
+
+    async fn handle(
+        &self,
+        message: Message<'_, OrderEvent>,
+        tx: &mut PgConnection,
+    ) -> Result<Outcome, Failure> {
+        let Message { event, envelope: order, trace } = message;
+        match event {
+            OrderEvent::Created(created) => reserve(order, &trace, &created, tx).await,
+            OrderEvent::Cancelled => release(order, &trace, tx).await,
             // Our own answers, come back as the order's history. They move its version on.
             OrderEvent::Confirmed | OrderEvent::Rejected(_) => Ok(Outcome::Applied),
         }

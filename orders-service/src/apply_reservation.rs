@@ -6,8 +6,8 @@ use crate::list_orders::{Locked, lock_order};
 use crate::order::{Status, Transition};
 use crate::place_order::aggregate;
 use serde_json::{Value, json};
-use shared::consumer::{Event, Handler};
-use shared::envelope::Envelope;
+use shared::consumer::{Handler, Message};
+use shared::envelope::{ContractError, Envelope};
 use shared::events::{InventoryEvent, Refusal};
 use shared::failure::Failure;
 use shared::outbox;
@@ -25,13 +25,23 @@ pub struct InventoryAnswers {
 impl Handler for InventoryAnswers {
     const NAME: &'static str = "orders.inventory";
 
-    async fn handle(&self, event: Event<'_>, tx: &mut PgConnection) -> Result<Outcome, Failure> {
-        match InventoryEvent::decode(event.envelope)? {
+    type Event = InventoryEvent;
+
+    fn decode(envelope: &Envelope) -> Result<InventoryEvent, ContractError> {
+        InventoryEvent::decode(envelope)
+    }
+
+    async fn handle(
+        &self,
+        message: Message<'_, InventoryEvent>,
+        tx: &mut PgConnection,
+    ) -> Result<Outcome, Failure> {
+        match &message.event {
             InventoryEvent::Reserved { order_id } => {
-                settle(tx, &event, &order_id, Status::Confirmed, None).await
+                settle(tx, &message, order_id, Status::Confirmed, None).await
             }
             InventoryEvent::ReservationRejected { order_id, refusal } => {
-                settle(tx, &event, &order_id, Status::Rejected, Some(&refusal)).await
+                settle(tx, &message, order_id, Status::Rejected, Some(refusal)).await
             }
             // The order was cancelled, by us. The event moves the reservation's version on.
             InventoryEvent::Released { .. } => Ok(Outcome::Applied),
@@ -45,7 +55,7 @@ impl Handler for InventoryAnswers {
 
 async fn settle(
     tx: &mut PgConnection,
-    event: &Event<'_>,
+    message: &Message<'_, InventoryEvent>,
     order_id: &str,
     to: Status,
     refusal: Option<&Refusal>,
@@ -75,8 +85,8 @@ async fn settle(
         Some(refusal) => ("order-rejected", "order.rejected", data(refusal)?),
     };
     let aggregate = aggregate(order_id, version + 1);
-    let answer = Envelope::following(event.envelope, what, "orders", event_type, aggregate, data);
-    outbox::append(tx, "orders", &answer, &event.trace).await?;
+    let answer = Envelope::following(message.envelope, what, "orders", event_type, aggregate, data);
+    outbox::append(tx, "orders", &answer, &message.trace).await?;
     Ok(if refusal.is_some() { Outcome::Rejected } else { Outcome::Applied })
 }
 

@@ -2,7 +2,6 @@
 
 use crate::api;
 use crate::apply_reservation::InventoryAnswers;
-use axum::Router;
 use clap::{Args, Parser, Subcommand};
 use shared::cli::{OutboxCommand, TopologyCommand};
 use shared::config::{DatabaseArgs, Listen, LogArgs};
@@ -65,7 +64,7 @@ pub async fn run(args: RunArgs) -> anyhow::Result<()> {
         ops_listen: args.ops_listen,
         api: api::router,
         // Orders are changed through the API alone.
-        admin: |_pool| Router::new(),
+        admin: |_pool| None,
         handler: |wake_up| InventoryAnswers { wake_up },
     };
     shared::roles::run(orders, args.service).await

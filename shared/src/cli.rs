@@ -7,6 +7,10 @@ use crate::{connection, db, outbox};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
+use std::time::Duration;
+
+/// Quorum queues report their policy every 5 s, and one report may just have been missed.
+const IN_FORCE: Duration = Duration::from_secs(30);
 
 /// `topology …`
 #[derive(Subcommand)]
@@ -17,7 +21,7 @@ pub enum TopologyCommand {
         #[allow(missing_docs)]
         topology: TopologyArgs,
     },
-    /// Set the policies, then declare everything: the job that runs before the services
+    /// Set the policies, declare everything, wait until it is in force: the job before the services
     Apply(TopologyTarget),
     /// Compare the effective policies with what they must be; exit code 1 if they differ
     Check(TopologyTarget),
@@ -67,6 +71,7 @@ impl TopologyCommand {
                 let channel = connection.create_channel().await?;
                 topology.declare(&channel).await.context("cannot declare the topology")?;
                 connection::close(&connection).await;
+                management.wait_in_force(&topology, IN_FORCE).await?;
                 print!("{topology}");
             }
             Self::Check(target) => {

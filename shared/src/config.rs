@@ -200,8 +200,9 @@ pub struct LogArgs {
     /// One JSON object a line for machines, or text for people
     #[arg(long, env = "LOG_FORMAT", default_value = "pretty", global = true)]
     pub log_format: LogFormat,
-    /// What is logged, in the syntax of tracing-subscriber's `EnvFilter`
-    #[arg(long, env = "LOG_FILTER", default_value = "info", global = true)]
+    /// What is logged, in the syntax of tracing-subscriber's `EnvFilter`. The AMQP client is silent:
+    /// what it would say is logged where it is handled
+    #[arg(long, env = "LOG_FILTER", default_value = "info,lapin=off", global = true)]
     pub log_filter: String,
 }
 

@@ -9,8 +9,8 @@
 use crate::backoff::Backoff;
 use crate::config::BrokerArgs;
 use crate::health::Part;
-use crate::policies::amqp_uri;
 use anyhow::Context;
+use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
@@ -33,6 +33,16 @@ pub async fn connect(broker: &BrokerArgs, name: &str) -> anyhow::Result<Connecti
             format!("the broker did not answer within {:?}", broker.amqp_connect_timeout)
         })?
         .context("cannot connect to the broker")
+}
+
+/// Reads an AMQP URL.
+///
+/// # Errors
+/// When it cannot be read. The message does not repeat it: it holds a password.
+pub fn amqp_uri(url: &str) -> anyhow::Result<AMQPUri> {
+    url.parse().map_err(|reason: String| {
+        anyhow::anyhow!("the AMQP URL must be amqp://user:password@host:port/vhost ({reason})")
+    })
 }
 
 /// Closes a connection in an orderly way, or lets it drop if the broker does not answer.

@@ -17,13 +17,14 @@
 mod session;
 mod settle;
 
-use crate::config::{BrokerArgs, ConfirmArgs, ConsumerArgs, ManagementArgs};
-use crate::envelope::Envelope;
+use crate::config::{BrokerArgs, ConfirmArgs, ConsumerArgs};
+use crate::envelope::{ContractError, Envelope};
 use crate::failure::Failure;
 use crate::fault::{self, Point};
 use crate::health::Part;
 use crate::inbox::{self, Admission};
 use crate::metrics::Metrics;
+use crate::policies::Management;
 use crate::retry::{Budget, Outcome};
 use crate::topology::Topology;
 use crate::trace_context::TraceContext;
@@ -38,12 +39,22 @@ pub trait Handler: Send + Sync + 'static {
     /// Names this consumer in the inbox. Never change it: the old rows would be forgotten.
     const NAME: &'static str;
 
+    /// What it understands.
+    type Event: Send + Sync;
+
+    /// Reads the event. Needs no database, and comes first: what will never be understood is parked
+    /// at once, even while a predecessor is missing or the database is away.
+    ///
+    /// # Errors
+    /// [`ContractError`], which no retry mends.
+    fn decode(envelope: &Envelope) -> Result<Self::Event, ContractError>;
+
     /// Applies one event inside the open transaction, which also holds the inbox row. Whatever it
     /// wants to tell others it appends to the outbox of the same transaction. It neither commits
     /// nor publishes.
     fn handle(
         &self,
-        event: Event<'_>,
+        message: Message<'_, Self::Event>,
         tx: &mut PgConnection,
     ) -> impl Future<Output = Result<Outcome, Failure>> + Send;
 
@@ -52,8 +63,10 @@ pub trait Handler: Send + Sync + 'static {
 }
 
 /// What a handler gets.
-pub struct Event<'a> {
-    /// The message.
+pub struct Message<'a, E> {
+    /// What it says.
+    pub event: E,
+    /// The envelope that it came in.
     pub envelope: &'a Envelope,
     /// Whose trace it belongs to, to be passed on with the answer.
     pub trace: TraceContext,
@@ -68,7 +81,7 @@ pub struct Consumer<H> {
     /// Where messages come from.
     pub broker: BrokerArgs,
     /// Where policies are checked.
-    pub management: ManagementArgs,
+    pub management: Management,
     /// The queue and what surrounds it.
     pub topology: Topology,
     /// Workers, prefetch, bounds.
@@ -113,12 +126,13 @@ impl<H: Handler> Consumer<H> {
             Ok(envelope) => envelope,
             Err(broken) => return Err(Failure::permanent(anyhow::anyhow!("{broken}"))),
         };
+        let event = H::decode(envelope)?;
         let mut connection = Unsure::new(self.pool.acquire().await?);
         let mut tx = connection.get().begin().await?;
         let outcome = match inbox::admit(&mut tx, H::NAME, envelope).await? {
             Admission::Admitted => {
-                let event = Event { envelope, trace: message.trace_context().or_new() };
-                self.handler.handle(event, &mut tx).await?
+                let trace = message.trace_context().or_new();
+                self.handler.handle(Message { event, envelope, trace }, &mut tx).await?
             }
             Admission::Duplicate => Outcome::Duplicate,
             Admission::Stale => Outcome::Stale,

@@ -18,11 +18,10 @@ use tracing::{info, warn};
 
 /// Reads the URL. The error does not repeat it: it holds a password.
 fn options(args: &DatabaseArgs) -> anyhow::Result<PgConnectOptions> {
-    let options: PgConnectOptions = args
-        .database_url
-        .parse()
-        .map_err(|error: sqlx::Error| anyhow::anyhow!("{error}"))
-        .context("the database URL must be postgres://user:password@host:port/database")?;
+    let wrong = "the database URL must be postgres://user:password@host:port/database";
+    let scheme = args.database_url.split_once("://").map(|(scheme, _)| scheme);
+    anyhow::ensure!(matches!(scheme, Some("postgres" | "postgresql")), wrong);
+    let options: PgConnectOptions = args.database_url.parse().context(wrong)?;
     // Queries that fail are logged by whoever decides what the failure means, once.
     Ok(options.disable_statement_logging())
 }

@@ -40,15 +40,18 @@ pub struct Ops {
 }
 
 impl Ops {
-    /// The router of the operations port. `admin` is what needs the token.
-    pub fn router(self, admin: Router) -> Router {
+    /// The router of the operations port. `admin` is what needs the token, if there is such a thing.
+    pub fn router(self, admin: Option<Router>) -> Router {
         let token = self.args.operations_token.clone().map(Arc::from);
         let open = Router::new()
             .route("/health/live", get(async || "live\n"))
             .route("/health/ready", get(ready))
             .route("/metrics", get(metrics))
             .with_state(self);
-        edge(open.merge(admin.route_layer(from_fn_with_state(token, require_token))))
+        edge(match admin {
+            Some(admin) => open.merge(admin.route_layer(from_fn_with_state(token, require_token))),
+            None => open,
+        })
     }
 }
 

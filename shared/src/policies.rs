@@ -4,21 +4,25 @@
 //! message that enters a retry queue before its TTL policy never expires, and everything behind it
 //! waits for ever. Therefore `topology apply`, a job with a user of its own, sets them before the
 //! services start, and each consumer checks the *effective* policy of each of its queues before it
-//! consumes and again from time to time ([`check`]). Effective, because only one policy applies to a
-//! queue: somebody else's, with a higher priority, would switch ours off without a word.
+//! consumes and again from time to time ([`Management::check`]). Effective, because only one policy
+//! applies to a queue: somebody else's, with a higher priority, would switch ours off without a word.
+//!
+//! A quorum queue reports its effective policy with every tick, 5 s by default: a change shows that
+//! much later. So `topology apply` waits until what it has set is reported in force
+//! ([`Management::wait_in_force`]), and whoever starts after it sees the truth.
 //!
 //! Keys: <https://www.rabbitmq.com/docs/parameters#policies>,
 //! <https://www.rabbitmq.com/docs/quorum-queues>.
 
+use crate::connection::amqp_uri;
 use crate::topology::{DELIVERY_LIMIT, Topology};
 use anyhow::Context;
-use lapin::uri::AMQPUri;
 use rabbitmq_http_client::api::{Client, ClientBuilder};
 use rabbitmq_http_client::commons::PolicyTarget;
 use rabbitmq_http_client::requests::PolicyParams;
 use serde_json::{Map, Value, json};
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Above the 0 that a catch-all policy usually has.
 const PRIORITY: i32 = 10;
@@ -175,6 +179,27 @@ impl Management {
         Ok(policies)
     }
 
+    /// Waits until the declared queues report the policies in force. Whatever still differs after
+    /// `limit` is in the way for good: somebody else's policy, or an argument of the queue.
+    ///
+    /// # Errors
+    /// What differs; or when the API is not reached.
+    pub async fn wait_in_force(&self, topology: &Topology, limit: Duration) -> anyhow::Result<()> {
+        let began = Instant::now();
+        loop {
+            let mismatches = self.check(topology).await?;
+            if mismatches.is_empty() {
+                return Ok(());
+            }
+            anyhow::ensure!(
+                began.elapsed() < limit,
+                "policies are set, but not in force after {limit:?}: {}",
+                list(&mismatches)
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     /// Compares each queue with what it must be. Empty: all is well.
     ///
     /// # Errors
@@ -209,6 +234,12 @@ impl Management {
         }
         Ok(mismatches)
     }
+}
+
+/// All differences in one line.
+#[must_use]
+pub fn list(mismatches: &[Mismatch]) -> String {
+    mismatches.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 fn compare(
@@ -247,16 +278,6 @@ fn compare(
         }
     }
     mismatches
-}
-
-/// Reads an AMQP URL.
-///
-/// # Errors
-/// When it cannot be read. The message does not repeat it: it holds a password.
-pub fn amqp_uri(url: &str) -> anyhow::Result<AMQPUri> {
-    url.parse().map_err(|reason: String| {
-        anyhow::anyhow!("the AMQP URL must be amqp://user:password@host:port/vhost ({reason})")
-    })
 }
 
 #[cfg(test)]

@@ -206,10 +206,11 @@ impl Step {
     pub async fn relay_once(&mut self, db: &mut PgConnection) -> anyhow::Result<Progress> {
         let limit = if self.one_by_one { 1 } else { i64::from(self.args.relay_batch.get()) };
         let rows = within_database_bound(outbox::due(db, limit)).await?;
-        fault::point(Point::RelayAfterClaim);
         if rows.is_empty() {
             self.one_by_one = false;
+            return Ok(Progress::default());
         }
+        fault::point(Point::RelayAfterClaim);
 
         let mut refused = Vec::new();
         let mut batch = Vec::with_capacity(rows.len());
@@ -261,7 +262,7 @@ impl Step {
 
     /// Whether the failure may be one row's doing, so that it is worth looking for it. Switches to
     /// sending one by one, and back once the search has ended.
-    fn suspects_a_row(&mut self, trouble: &anyhow::Error) -> bool {
+    pub fn suspects_a_row(&mut self, trouble: &anyhow::Error) -> bool {
         let blamed =
             trouble.downcast_ref::<BrokerTrouble>().is_some_and(BrokerTrouble::blames_the_message);
         let found = self.one_by_one;

@@ -10,6 +10,7 @@ use crate::config::{
 use crate::consumer::{Consumer, Handler};
 use crate::db;
 use crate::ops::Ops;
+use crate::policies::Management;
 use crate::relay::{Relay, WakeUp};
 use crate::service::Service;
 use crate::topology::{Names, Topology};
@@ -55,8 +56,8 @@ pub struct Blueprint<H> {
     pub ops_listen: SocketAddr,
     /// Its API. The wake-up is to be rung after a COMMIT with outbox rows in it.
     pub api: fn(PgPool, WakeUp) -> Router,
-    /// Its operations, to be put behind the token.
-    pub admin: fn(PgPool) -> Router,
+    /// Its operations, to be put behind the token, if it has any.
+    pub admin: fn(PgPool) -> Option<Router>,
     /// What it does with messages.
     pub handler: fn(WakeUp) -> H,
 }
@@ -70,6 +71,7 @@ pub async fn run<H: Handler>(blueprint: Blueprint<H>, args: ServiceArgs) -> anyh
     let names = blueprint.names;
     let topology = Topology::new(names, args.topology)?;
     let pool = db::pool(&args.database)?;
+    let management = Management::new(&args.management.management_url, &args.broker.amqp_url)?;
     let mut service = Service::new(args.process.clone())?;
     let wake_up = WakeUp::default();
 
@@ -111,7 +113,7 @@ pub async fn run<H: Handler>(blueprint: Blueprint<H>, args: ServiceArgs) -> anyh
             handler: (blueprint.handler)(wake_up),
             pool,
             broker: args.broker,
-            management: args.management,
+            management,
             topology,
             args: args.consumer,
             confirm: args.confirm,

@@ -42,13 +42,9 @@ impl Lines {
 
 impl Log {
     pub(super) fn new(name: &str) -> Self {
-        let echo = std::env::var("E2E_LOG").is_ok_and(|value| value == "1");
-        Self {
-            name: name.to_owned(),
-            echo,
-            lines: Mutex::default(),
-            readers: AtomicUsize::new(0),
-        }
+        let echo = std::env::var("E2E_LOG")
+            .is_ok_and(|value| value == "1" || value.split(',').any(|chosen| chosen == name));
+        Self { name: name.to_owned(), echo, lines: Mutex::default(), readers: AtomicUsize::new(0) }
     }
 
     pub(super) fn follow(
@@ -82,13 +78,7 @@ impl Log {
     pub(super) fn tail(&self, n: usize) -> String {
         let lines = lock(&self.lines);
         let skipped = lines.kept.len().saturating_sub(n);
-        lines
-            .kept
-            .iter()
-            .skip(skipped)
-            .cloned()
-            .collect::<Vec<_>>()
-            .join("\n")
+        lines.kept.iter().skip(skipped).cloned().collect::<Vec<_>>().join("\n")
     }
 
     fn push(&self, line: String) {

@@ -32,11 +32,7 @@ pub struct Patience {
 impl Patience {
     /// Starts the clock. `what` completes the sentence "waited 5 s for …".
     pub fn new(limit: Duration, what: impl Into<String>) -> Self {
-        Self {
-            what: what.into(),
-            limit,
-            until: Instant::now() + limit,
-        }
+        Self { what: what.into(), limit, until: Instant::now() + limit }
     }
 
     /// One poll interval; an error once the time is up.
@@ -47,6 +43,7 @@ impl Patience {
     }
 
     /// [`pause`](Self::pause) for code outside of a runtime, and for waits of some milliseconds.
+    #[allow(clippy::disallowed_methods, reason = "it is what the name says, with a deadline")]
     pub fn pause_blocking(&self) -> Result<()> {
         self.check()?;
         thread::sleep(INTERVAL / 10);
@@ -54,12 +51,7 @@ impl Patience {
     }
 
     fn check(&self) -> Result<()> {
-        ensure!(
-            Instant::now() < self.until,
-            "waited {:?} in vain for {}",
-            self.limit,
-            self.what
-        );
+        ensure!(Instant::now() < self.until, "waited {:?} in vain for {}", self.limit, self.what);
         Ok(())
     }
 }

@@ -60,18 +60,13 @@ impl Process {
 fn members(group: i32) -> Vec<Process> {
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut others: Vec<Process> = pids
-        .filter_map(Process::read)
-        .filter(Process::is_alive)
-        .collect();
-    let mut tree: Vec<Process> = others
-        .extract_if(.., |process| process.group == group)
-        .collect();
+    let mut others: Vec<Process> =
+        pids.filter_map(Process::read).filter(Process::is_alive).collect();
+    let mut tree: Vec<Process> = others.extract_if(.., |process| process.group == group).collect();
     let mut known: HashSet<i32> = tree.iter().map(|process| process.pid).collect();
     loop {
-        let children: Vec<Process> = others
-            .extract_if(.., |process| known.contains(&process.parent))
-            .collect();
+        let children: Vec<Process> =
+            others.extract_if(.., |process| known.contains(&process.parent)).collect();
         if children.is_empty() {
             return tree;
         }
@@ -83,10 +78,7 @@ fn members(group: i32) -> Vec<Process> {
 /// SIGSTOP to all, until a look finds nobody running: a running process may fork behind the look's
 /// back.
 pub(super) fn freeze(group: i32) -> Result<()> {
-    let patience = Patience::new(
-        Duration::from_secs(5),
-        format!("process group {group} to stop"),
-    );
+    let patience = Patience::new(Duration::from_secs(5), format!("process group {group} to stop"));
     loop {
         let tree = members(group);
         if tree.iter().all(Process::is_stopped) {

@@ -51,15 +51,9 @@ fn template(bin: &Path) -> Result<PathBuf> {
 fn run(mut command: Command, dir: &Path) -> Result<()> {
     let program = command.get_program().to_owned();
     become_server_user(command.current_dir(dir))?;
-    let output = command
-        .output()
-        .with_context(|| format!("cannot run {program:?}"))?;
+    let output = command.output().with_context(|| format!("cannot run {program:?}"))?;
     let stderr = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "{program:?} failed ({}):\n{stderr}",
-        output.status
-    );
+    ensure!(output.status.success(), "{program:?} failed ({}):\n{stderr}", output.status);
     Ok(())
 }
 
@@ -117,10 +111,7 @@ pub(super) fn find_bin() -> Result<PathBuf> {
             .context("E2E_PG_BIN is not a directory with initdb and postgres in it");
     }
     let version = |dir: &PathBuf| dir.parent()?.file_name()?.to_str()?.parse::<u32>().ok();
-    let installed = fs::read_dir("/usr/lib/postgresql")
-        .into_iter()
-        .flatten()
-        .flatten();
+    let installed = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let path = std::env::var_os("PATH").unwrap_or_default();
     installed
         .map(|entry| entry.path().join("bin"))

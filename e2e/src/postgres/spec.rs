@@ -47,10 +47,8 @@ impl Spec {
     /// reaper of an earlier run, may hold its shared memory or port for another moment; PostgreSQL
     /// then gives up and is started once more.
     pub(super) async fn run(&self) -> Result<Child> {
-        let patience = Patience::new(
-            STARTUP,
-            format!("PostgreSQL to answer on port {}", self.port),
-        );
+        let patience =
+            Patience::new(STARTUP, format!("PostgreSQL to answer on port {}", self.port));
         let mut server = self.spawn()?;
         let mut hindrance = String::new();
         loop {
@@ -70,10 +68,7 @@ impl Spec {
                 hindrance = server.report();
                 server = self.spawn()?;
             }
-            patience
-                .pause()
-                .await
-                .with_context(|| format!("{hindrance}{}", server.report()))?;
+            patience.pause().await.with_context(|| format!("{hindrance}{}", server.report()))?;
         }
     }
 
@@ -98,12 +93,7 @@ impl Spec {
             ("dynamic_shared_memory_type", "mmap"),
         ];
         let mut command = Command::new(self.bin.join("postgres"));
-        command
-            .arg("-D")
-            .arg(&data)
-            .arg("-k")
-            .arg(socket_dir)
-            .current_dir(&self.dir);
+        command.arg("-D").arg(&data).arg("-k").arg(socket_dir).current_dir(&self.dir);
         for (name, value) in settings {
             command.arg("-c").arg(format!("{name}={value}"));
         }
@@ -117,10 +107,7 @@ impl Spec {
             sqlx::query("SELECT 1").execute(&mut connection).await?;
             connection.close().await
         };
-        matches!(
-            tokio::time::timeout(Duration::from_secs(2), attempt).await,
-            Ok(Ok(()))
-        )
+        matches!(tokio::time::timeout(Duration::from_secs(2), attempt).await, Ok(Ok(())))
     }
 }
 

@@ -91,20 +91,11 @@ impl<'a> Pump<'a> {
     /// Nobody reads, so the sender's kernel takes what fits its buffers, and then the sender waits.
     async fn sit_out_the_hole(&mut self) -> io::Result<()> {
         let lane = self.lane;
-        if self
-            .rules
-            .wait_for(|rules| !lane(rules).hole)
-            .await
-            .is_err()
-        {
+        if self.rules.wait_for(|rules| !lane(rules).hole).await.is_err() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         self.read()?;
-        if self.queue.is_empty() {
-            Ok(())
-        } else {
-            Err(io::ErrorKind::ConnectionReset.into())
-        }
+        if self.queue.is_empty() { Ok(()) } else { Err(io::ErrorKind::ConnectionReset.into()) }
     }
 
     fn read(&mut self) -> io::Result<()> {

@@ -16,12 +16,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) async fn request(method: Method, url: &str, body: &Value) -> Result<()> {
     let call = format!("{method} {url}");
     let client = Client::builder().no_proxy().timeout(TIMEOUT).build()?;
-    let response = client
-        .request(method, url)
-        .basic_auth("guest", Some("guest"))
-        .json(body)
-        .send()
-        .await;
+    let response =
+        client.request(method, url).basic_auth("guest", Some("guest")).json(body).send().await;
     let response = response.with_context(|| call.clone())?;
     let status = response.status();
     let text = response.text().await.unwrap_or_default(); // for the message only
@@ -31,18 +27,11 @@ pub(super) async fn request(method: Method, url: &str, body: &Value) -> Result<(
 
 /// Whether the API serves requests yet.
 pub(super) async fn answers(root: &str) -> bool {
-    let Ok(client) = Client::builder()
-        .no_proxy()
-        .timeout(Duration::from_secs(5))
-        .build()
-    else {
+    let Ok(client) = Client::builder().no_proxy().timeout(Duration::from_secs(5)).build() else {
         return false;
     };
-    let overview = client
-        .get(format!("{root}/api/overview"))
-        .basic_auth("guest", Some("guest"))
-        .send()
-        .await;
+    let overview =
+        client.get(format!("{root}/api/overview")).basic_auth("guest", Some("guest")).send().await;
     overview.is_ok_and(|response| response.status().is_success())
 }
 

@@ -39,11 +39,7 @@ pub(super) struct Node {
 /// For people who look at a list of processes.
 pub(super) fn unique_name() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    format!(
-        "e2e-{}-{}@localhost",
-        process::id(),
-        COUNT.fetch_add(1, Ordering::Relaxed)
-    )
+    format!("e2e-{}-{}@localhost", process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 impl Node {
@@ -63,7 +59,9 @@ impl Node {
         let mut advanced = "[].\n";
         if self.hurried {
             conf.push_str("collect_statistics_interval = 1000\n");
-            advanced = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 2000}]}].\n";
+            // A quorum queue tells the management API of its effective policy once a tick.
+            advanced = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 2000},
+                                   {quorum_tick_interval, 200}]}].\n";
         }
         self.write("rabbitmq.conf", &conf)?;
         self.write("advanced.config", advanced)?;
@@ -90,22 +88,14 @@ impl Node {
     pub(super) async fn spawn_epmd(&self) -> Result<Child> {
         let mut command = Command::new(find_epmd()?);
         command
-            .args([
-                "-port",
-                &self.epmd_port.to_string(),
-                "-address",
-                "127.0.0.1",
-            ])
+            .args(["-port", &self.epmd_port.to_string(), "-address", "127.0.0.1"])
             .current_dir(&self.dir);
         let epmd = Child::spawn(format!("epmd:{}", self.epmd_port), command)?;
         let patience = Patience::new(
             Duration::from_secs(10),
             format!("epmd to listen on port {}", self.epmd_port),
         );
-        while TcpStream::connect(("127.0.0.1", self.epmd_port))
-            .await
-            .is_err()
-        {
+        while TcpStream::connect(("127.0.0.1", self.epmd_port)).await.is_err() {
             ensure!(epmd.is_running()?, "epmd ended on start; {}", epmd.report());
             patience.pause().await.with_context(|| epmd.report())?;
         }
@@ -164,9 +154,7 @@ impl Node {
     }
 
     pub(super) async fn accepts_amqp(&self) -> bool {
-        TcpStream::connect(("127.0.0.1", self.amqp_port))
-            .await
-            .is_ok()
+        TcpStream::connect(("127.0.0.1", self.amqp_port)).await.is_ok()
     }
 }
 
@@ -188,22 +176,13 @@ fn find_server() -> Result<PathBuf> {
 }
 
 fn find_epmd() -> Result<PathBuf> {
-    let runtimes = fs::read_dir("/usr/lib/erlang")
-        .into_iter()
-        .flatten()
-        .flatten();
+    let runtimes = fs::read_dir("/usr/lib/erlang").into_iter().flatten().flatten();
     find_in_path("epmd")
-        .or_else(|| {
-            runtimes
-                .map(|entry| entry.path().join("bin/epmd"))
-                .find(|epmd| epmd.exists())
-        })
+        .or_else(|| runtimes.map(|entry| entry.path().join("bin/epmd")).find(|epmd| epmd.exists()))
         .context("no epmd: apt-get install erlang-base, which rabbitmq-server depends on")
 }
 
 fn find_in_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path)
-        .map(|dir| dir.join(program))
-        .find(|file| file.exists())
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.exists())
 }

@@ -3,7 +3,7 @@
 use super::{Consumer, Handler};
 use crate::connection;
 use crate::incoming::Incoming;
-use crate::policies::{Management, Mismatch};
+use crate::policies::{Mismatch, list};
 use crate::publisher::Publisher;
 use anyhow::Context;
 use futures_util::StreamExt;
@@ -78,8 +78,7 @@ impl<H: Handler> Consumer<H> {
     }
 
     async fn drift(&self) -> anyhow::Result<Vec<Mismatch>> {
-        let management = Management::new(&self.management.management_url, &self.broker.amqp_url)?;
-        let mismatches = management.check(&self.topology).await?;
+        let mismatches = self.management.check(&self.topology).await?;
         if mismatches.is_empty() {
             self.topology_part.ok();
         } else {
@@ -144,8 +143,4 @@ async fn all(
 async fn leave(channel: &Channel, tag: &str) {
     let _ = channel.basic_cancel(tag.into(), BasicCancelOptions::default()).await;
     let _ = channel.close(200, "bye".into()).await;
-}
-
-fn list(mismatches: &[Mismatch]) -> String {
-    mismatches.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -39,7 +39,7 @@ async fn a_killed_test_process_leaves_no_server_behind() -> Result<()> {
     }
     let mut command = Command::new(std::env::current_exe()?);
     command
-        .args(["--exact", "a_killed_test_process_leaves_no_server_behind", "--nocapture"])
+        .args(["--exact", "harness::a_killed_test_process_leaves_no_server_behind", "--nocapture"])
         .env("E2E_VICTIM", "1");
     let victim = Child::spawn("victim", command)?;
     let dirs = |line: &str| {

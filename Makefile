@@ -1,0 +1,33 @@
+# `make up` runs the system, `make test` proves it, `make check` is what a change must pass.
+
+SHELL := /bin/bash
+# Everything at once, with the crash points of the failure tests compiled in; one set of features, so
+# that nothing is compiled twice.
+ALL := --workspace --all-features --locked
+
+.PHONY: up test check build sqlx fmt servers
+
+up: servers ## run everything on this machine until Ctrl-C
+	@cargo build --workspace --bins --locked
+	@E2E_LOG=$${E2E_LOG-orders-service,inventory-service} target/debug/stack
+
+test: servers build ## the whole suite
+	cargo test $(ALL)
+
+check: servers ## formatting, lints, SQL, tests
+	cargo fmt --all --check
+	cargo clippy $(ALL) --all-targets -- -D warnings
+	e2e/scripts/sqlx.sh check
+	$(MAKE) test
+
+build:
+	cargo build $(ALL) --all-targets
+
+sqlx: servers ## regenerate .sqlx/ after a change of SQL
+	e2e/scripts/sqlx.sh
+
+fmt:
+	cargo fmt --all
+
+servers: ## PostgreSQL and RabbitMQ from the distribution, if they are missing
+	@e2e/scripts/servers.sh

@@ -1,0 +1,147 @@
+//! A service as a process: started with its environment, found by the addresses that it logs,
+//! killed and frozen like any other.
+
+use crate::child::Child;
+use crate::servers::binary;
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+/// Generous: a start takes a fraction of a second on an idle machine.
+const STARTUP: Duration = Duration::from_secs(45);
+/// The services' own deadline is 25 s.
+const SHUTDOWN: Duration = Duration::from_secs(30);
+
+/// Environment of a process.
+pub type Env = BTreeMap<String, String>;
+
+/// A running service.
+pub struct Service {
+    /// The process.
+    pub child: Child,
+    api: Option<SocketAddr>,
+    operations: SocketAddr,
+}
+
+impl Service {
+    /// Starts a service and waits until it listens (not until it is ready).
+    ///
+    /// # Errors
+    /// When it exits instead, or takes too long; with its log.
+    pub async fn start(name: &str, env: &Env) -> Result<Self> {
+        let child = Self::spawn(name, env)?;
+        let operations = listening(&child, "operations").await?;
+        let serves_api = env.get("ROLES").is_none_or(|roles| roles.contains("http"));
+        let api = if serves_api { Some(listening(&child, "api").await?) } else { None };
+        Ok(Self { child, api, operations })
+    }
+
+    /// Starts a service and does not wait for anything: it may be about to die.
+    ///
+    /// # Errors
+    /// When the process cannot be started.
+    pub fn spawn(name: &str, env: &Env) -> Result<Child> {
+        let mut command = Command::new(binary(name)?);
+        command.envs(env);
+        Child::spawn(name, command)
+    }
+
+    /// Runs one of the service's commands to its end.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn command(name: &str, arguments: &[&str], env: &Env) -> Result<Output> {
+        let mut command = tokio::process::Command::new(binary(name)?);
+        command.args(arguments).envs(env).kill_on_drop(true);
+        let ended = tokio::time::timeout(crate::wait::DEADLINE, command.output()).await;
+        Ok(ended.with_context(|| format!("{name} {arguments:?} did not end"))??)
+    }
+
+    /// [`Service::command`], which must succeed.
+    ///
+    /// # Errors
+    /// When it does not; with what it printed.
+    pub async fn command_ok(name: &str, arguments: &[&str], env: &Env) -> Result<String> {
+        let output = Self::command(name, arguments, env).await?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        ensure!(
+            output.status.success(),
+            "{name} {arguments:?} failed: {}{}",
+            text(&output.stdout),
+            text(&output.stderr)
+        );
+        Ok(text(&output.stdout))
+    }
+
+    /// A URL of the API.
+    ///
+    /// # Errors
+    /// When this process has no API.
+    pub fn api(&self, path: &str) -> Result<String> {
+        let api = self.api.context("this process does not serve the API")?;
+        Ok(format!("http://{api}{path}"))
+    }
+
+    /// A URL of the operations port.
+    #[must_use]
+    pub fn operations(&self, path: &str) -> String {
+        format!("http://{}{path}", self.operations)
+    }
+
+    /// The answer of `/health/ready`: whether it is ready, and the parts.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn readiness(&self) -> Result<(bool, Value)> {
+        let response = reqwest::get(self.operations("/health/ready")).await?;
+        Ok((response.status().is_success(), response.json().await?))
+    }
+
+    /// Waits until it is ready.
+    ///
+    /// # Errors
+    /// When it does not get ready; with what it says is missing.
+    pub async fn wait_ready(&self) -> Result<()> {
+        let mut last = Value::Null;
+        let ready = async {
+            loop {
+                if let Ok((ready, parts)) = self.readiness().await {
+                    if ready {
+                        return;
+                    }
+                    last = parts;
+                }
+                tokio::time::sleep(Duration::from_millis(25)).await;
+            }
+        };
+        tokio::time::timeout(STARTUP, ready)
+            .await
+            .with_context(|| format!("not ready: {last}\n{}", self.child.report()))
+    }
+
+    /// Sends SIGTERM and wants an orderly end.
+    ///
+    /// # Errors
+    /// When it does not end in time, or not well.
+    pub async fn stop(&self) -> Result<()> {
+        self.child.sigterm()?;
+        let status = self.child.wait_exit(SHUTDOWN).await?;
+        ensure!(status.success(), "ended with {status} after SIGTERM\n{}", self.child.report());
+        Ok(())
+    }
+}
+
+async fn listening(child: &Child, server: &str) -> Result<SocketAddr> {
+    child
+        .wait_for_line(&format!("where {server} listens"), STARTUP, |line| {
+            let event: Value = serde_json::from_str(line).ok()?;
+            let is = |field: &str, value: &str| event[field] == value;
+            (is("message", "listening") && is("server", server))
+                .then(|| event["address"].as_str()?.parse().ok())
+                .flatten()
+        })
+        .await
+}

@@ -1,0 +1,165 @@
+//! Starting, stopping, and being without a server.
+
+use anyhow::Result;
+use e2e::servers::Servers;
+use e2e::service::{Env, Service};
+use e2e::system::{Options, System};
+use e2e::wait::until_true;
+use futures_util::future::try_join_all;
+use reqwest::StatusCode;
+use serde_json::json;
+use sqlx::Connection as _;
+
+#[tokio::test]
+async fn replicas_that_start_at_once_on_an_empty_database_all_start() -> Result<()> {
+    let mut system = System::start(Options { stopped: true, ..Options::default() }).await?;
+    let replicas =
+        try_join_all((0..3).map(|_| Service::start("orders-service", &system.orders_env))).await?;
+    try_join_all(replicas.iter().map(Service::wait_ready)).await?;
+    system.start_services().await?;
+    system.set_stock("book-17", 10).await?;
+    let order = system.place(&[("book-17", 1)]).await?;
+    system.wait_status(&order, "confirmed").await?;
+    let result = system.finish().await;
+    try_join_all(replicas.iter().map(Service::stop)).await?;
+    result
+}
+
+#[tokio::test]
+async fn a_service_starts_without_its_database_and_becomes_ready_when_it_comes() -> Result<()> {
+    let mut system = System::start(Options {
+        own_inventory_postgres: true,
+        stopped: true,
+        ..Options::default()
+    })
+    .await?;
+    system.inventory_postgres.sigkill()?;
+    let child = Service::spawn("inventory-service", &system.inventory_env)?;
+    crate::support::wait_logged(&child, "the database is not there yet").await?;
+    system.inventory_postgres.start_again().await?;
+    crate::support::wait_logged(&child, "consuming").await?;
+    child.sigterm()?;
+    assert!(child.wait_exit(e2e::wait::DEADLINE).await?.success());
+    system.start_services().await?;
+    system.finish().await
+}
+
+#[tokio::test]
+async fn a_database_that_goes_away_is_503_and_not_ready_and_then_all_is_well_again() -> Result<()> {
+    let system = System::start(Options {
+        proxies: true,
+        env: vec![("DATABASE_ACQUIRE_TIMEOUT", "300ms")],
+        ..Options::default()
+    })
+    .await?;
+    system.set_stock("book-17", 10).await?;
+    let Some(proxies) = &system.proxies else { anyhow::bail!("no proxies") };
+    proxies.orders_postgres.cut()?;
+    let orders = system.orders()?;
+    let response = system
+        .http
+        .post(orders.api("/orders")?)
+        .json(&json!({"lines": [{"sku": "book-17", "count": 1}]}))
+        .send()
+        .await?;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(response.headers().contains_key("retry-after"));
+    let body = response.text().await?;
+    assert!(body.contains("/problems/unavailable") && !body.contains("127.0.0.1"), "{body}");
+    assert!(!orders.readiness().await?.0);
+    proxies.orders_postgres.heal()?;
+    orders.wait_ready().await?;
+    let order = system.place(&[("book-17", 1)]).await?;
+    system.wait_status(&order, "confirmed").await?;
+    system.finish().await
+}
+
+#[tokio::test]
+async fn a_broker_connection_that_breaks_is_rebuilt_and_nothing_is_lost() -> Result<()> {
+    let system = System::start(Options { proxies: true, ..Options::default() }).await?;
+    system.set_stock("book-17", 100).await?;
+    let Some(proxies) = &system.proxies else { anyhow::bail!("no proxies") };
+    for proxy in [&proxies.orders_amqp, &proxies.inventory_amqp] {
+        proxy.cut()?;
+    }
+    let mut orders = Vec::new();
+    for _ in 0..5 {
+        orders.push(system.place(&[("book-17", 1)]).await?);
+    }
+    until_true("both to be not ready", async || {
+        let (orders, inventory) = (system.orders()?, system.inventory()?);
+        Ok(!orders.readiness().await?.0 && !inventory.readiness().await?.0)
+    })
+    .await?;
+    for proxy in [&proxies.orders_amqp, &proxies.inventory_amqp] {
+        proxy.heal()?;
+    }
+    for order in &orders {
+        system.wait_status(order, "confirmed").await?;
+    }
+    system.orders()?.wait_ready().await?;
+    system.inventory()?.wait_ready().await?;
+    system.finish().await
+}
+
+#[tokio::test]
+async fn a_queue_deleted_under_its_consumer_is_declared_again_and_consumed() -> Result<()> {
+    let system = System::start(Options::default()).await?;
+    system.set_stock("book-17", 10).await?;
+    system.broker.delete_queue("inventory.orders").await?;
+    let order = system.place(&[("book-17", 1)]).await?;
+    system.wait_status(&order, "confirmed").await?;
+    system.finish().await
+}
+
+#[tokio::test]
+async fn the_outbox_tables_of_both_services_are_one_and_the_same() -> Result<()> {
+    let servers = Servers::shared().await?;
+    let mut shapes = Vec::new();
+    for service in ["orders-service", "inventory-service"] {
+        let name = format!("shape_{}", service.replace('-', "_"));
+        servers.postgres.create_database(&name).await?;
+        let env = Env::from([("DATABASE_URL".to_owned(), servers.postgres.url(&name))]);
+        Service::command_ok(service, &["migrate"], &env).await?;
+        let mut db = sqlx::PgConnection::connect(&env["DATABASE_URL"]).await?;
+        let shape: Vec<String> = sqlx::query_scalar(
+            "SELECT format('%s.%s %s %s', table_name, column_name, data_type, is_nullable)
+             FROM information_schema.columns
+             WHERE table_name IN ('outbox', 'processed_messages', 'stream_versions')
+             UNION ALL SELECT indexdef FROM pg_indexes
+             WHERE tablename IN ('outbox', 'processed_messages', 'stream_versions')
+             ORDER BY 1",
+        )
+        .fetch_all(&mut db)
+        .await?;
+        shapes.push(shape);
+    }
+    assert!(shapes[0].len() > 20);
+    assert_eq!(shapes[0], shapes[1]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn configuration_that_cannot_work_is_refused_with_the_reason() -> Result<()> {
+    let system = System::start(Options::default()).await?;
+    for (variable, value, says) in [
+        ("CONSUMER_PREFETCH", "0", "--consumer-prefetch"),
+        ("RETRY_DELAYS", "30s,5s", "must grow"),
+        ("RETRY_DELAYS", "soon", "write 300ms"),
+        ("RETRY_JITTER_SHARE", "2", "from 0 to 1"),
+        ("DATABASE_URL", "mysql://secret-word@nowhere/x", "postgres://user:password@host"),
+        ("AMQP_URL", "http://user:secret-word@nowhere", "amqp://user:password@host"),
+        ("ROLES", "cook", "http, relay, consumer"),
+        ("FAULT_POINT", "nowhere", "unknown"),
+        ("HTTP_LISTEN", &system.orders()?.api("")?.replace("http://", ""), "cannot listen"),
+    ] {
+        let mut env = system.orders_env.clone();
+        env.insert(variable.into(), value.into());
+        let output = Service::command("orders-service", &["run"], &env).await?;
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(!output.status.success(), "{variable}={value}");
+        assert!(said.contains(says), "{variable}={value}: {said}");
+        assert!(!said.contains("secret-word"), "{variable}: {said}");
+    }
+    system.finish().await
+}

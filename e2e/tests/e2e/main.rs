@@ -1,0 +1,24 @@
+//! The guarantees, each a test by that name, against real servers and real processes. Each test of
+//! the whole system ends with the oracle ([`e2e::oracle`]).
+
+mod support;
+
+// The path of an order.
+mod cancelling;
+mod concurrency;
+mod reserving;
+
+// Its failures, hop by hop.
+mod duplicates;
+mod outbox_rows;
+mod relays;
+mod retrying;
+
+// Its edges.
+mod http_edge;
+mod lifecycle;
+mod topology;
+mod written_contract;
+
+// The harness itself.
+mod harness;

@@ -1,0 +1,152 @@
+//! Hops 2 and 3 as a process: killed, doubled, frozen out, cut off.
+
+use crate::support::{logged, wait_logged};
+use anyhow::{Context, Result, ensure};
+use e2e::broker::Tap;
+use e2e::proxy::Direction;
+use e2e::service::Service;
+use e2e::system::{Options, System};
+use e2e::wait::{DEADLINE, until_true};
+use std::collections::BTreeMap;
+
+/// Counts publishes by message id until `last` has come `times` times.
+async fn count_until(tap: &mut Tap, last: &str, times: u32) -> Result<BTreeMap<String, u32>> {
+    let mut counts = BTreeMap::new();
+    while counts.get(last) != Some(&times) {
+        *counts.entry(tap.next().await?.message_id).or_insert(0) += 1;
+    }
+    Ok(counts)
+}
+
+async fn event_of(system: &System, order: &str) -> Result<String> {
+    let query = "SELECT id FROM outbox WHERE aggregate_id = $1 AND aggregate_version = 1";
+    Ok(sqlx::query_scalar(query).bind(order).fetch_one(&system.orders_db).await?)
+}
+
+/// The relay dies at `fault`, comes back, and publishes the order's event again.
+async fn publishes_again_after(fault: &str) -> Result<()> {
+    let mut system = System::start(Options::default()).await?;
+    system.set_stock("book-17", 10).await?;
+    let mut tap = system.broker.tap(&["orders"]).await?;
+
+    // A relay of its own process: it can die without taking the API along.
+    let orders = system.orders.take().context("orders-service runs")?;
+    orders.stop().await?;
+    let mut env = system.orders_env.clone();
+    system.orders_env.insert("ROLES".into(), "http,consumer".into());
+    system.start_services().await?;
+    env.insert("ROLES".into(), "relay".into());
+    let doomed = {
+        let mut env = env.clone();
+        env.insert("FAULT_POINT".into(), fault.into());
+        Service::spawn("orders-service", &env)?
+    };
+    wait_logged(&doomed, "relay is active").await?;
+    let order = system.place(&[("book-17", 1)]).await?;
+    let status = doomed.wait_exit(DEADLINE).await?;
+    ensure!(!status.success(), "the relay should have been killed at {fault}");
+
+    let relay = Service::start("orders-service", &env).await?;
+    let event = event_of(&system, &order).await?;
+    let counts = count_until(&mut tap, &event, 2).await?;
+    assert_eq!(counts.keys().filter(|id| !id.contains(':')).count(), 1, "one event, one id");
+    system.wait_status(&order, "confirmed").await?;
+    assert_eq!(system.stock("book-17").await?, (10, 1));
+    let result = system.finish().await;
+    relay.stop().await?;
+    result
+}
+
+#[tokio::test]
+async fn a_relay_killed_between_confirm_and_mark_publishes_again_with_the_same_id() -> Result<()> {
+    publishes_again_after("relay.before_mark").await
+}
+
+#[tokio::test]
+async fn of_two_relays_one_publishes_and_the_other_takes_over_when_it_dies() -> Result<()> {
+    let mut system = System::start(Options { stopped: true, ..Options::default() }).await?;
+    let mut env = system.orders_env.clone();
+    env.insert("ROLES".into(), "relay".into());
+    system.orders_env.insert("ROLES".into(), "http,consumer".into());
+    system.start_services().await?;
+    system.set_stock("book-17", 100).await?;
+    let mut tap = system.broker.tap(&["orders"]).await?;
+
+    let first = Service::start("orders-service", &env).await?;
+    wait_logged(&first.child, "relay is active").await?;
+    let second = Service::start("orders-service", &env).await?;
+    second.wait_ready().await?;
+
+    let mut orders = Vec::new();
+    for _ in 0..10 {
+        orders.push(system.place(&[("book-17", 1)]).await?);
+    }
+    for order in &orders {
+        system.wait_status(order, "confirmed").await?;
+    }
+    assert!(logged(&second.child, "relay is active").is_empty(), "one relay at a time");
+
+    first.child.sigkill()?;
+    wait_logged(&second.child, "relay is active").await?;
+    let last = system.place(&[("book-17", 1)]).await?;
+    system.wait_status(&last, "confirmed").await?;
+    let counts = count_until(&mut tap, &event_of(&system, &last).await?, 1).await?;
+    assert!(counts.values().all(|times| *times == 1), "each event once: {counts:?}");
+    let result = system.finish().await;
+    second.stop().await?;
+    result
+}
+
+#[tokio::test]
+async fn a_relay_that_lost_its_session_cannot_mark_and_a_standby_goes_on() -> Result<()> {
+    let system = System::start(Options::default()).await?;
+    system.set_stock("book-17", 100).await?;
+    let relay = wait_logged(&system.orders()?.child, "relay is active");
+    relay.await?;
+    // What the server does to a session that is silent for too long.
+    let ended: bool = sqlx::query_scalar(
+        "SELECT bool_and(pg_terminate_backend(pid)) FROM pg_locks
+         WHERE locktype = 'advisory' AND granted
+           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+    )
+    .fetch_one(&system.orders_db)
+    .await?;
+    assert!(ended, "a relay holds the lock");
+    let order = system.place(&[("book-17", 1)]).await?;
+    system.wait_status(&order, "confirmed").await?;
+    system.finish().await
+}
+
+#[tokio::test]
+async fn a_broker_that_confirms_nothing_costs_no_row_an_attempt() -> Result<()> {
+    let system = System::start(Options {
+        proxies: true,
+        env: vec![("CONFIRM_TIMEOUT", "500ms")],
+        ..Options::default()
+    })
+    .await?;
+    system.set_stock("book-17", 100).await?;
+    let broker = &system.proxies.as_ref().context("proxies")?.orders_amqp;
+    // Publishes arrive, confirms do not.
+    broker.black_hole(Direction::ToClient)?;
+    let mut orders = Vec::new();
+    for _ in 0..3 {
+        orders.push(system.place(&[("book-17", 1)]).await?);
+    }
+    let child = &system.orders()?.child;
+    until_true("the relay to give the session up", async || {
+        let failed = logged(child, "session failed");
+        Ok(failed
+            .iter()
+            .any(|e| e["part"] == "relay" && e["error"].to_string().contains("confirm")))
+    })
+    .await?;
+    broker.heal()?;
+    for order in &orders {
+        system.wait_status(order, "confirmed").await?;
+    }
+    let attempts: i64 =
+        sqlx::query_scalar("SELECT sum(attempts) FROM outbox").fetch_one(&system.orders_db).await?;
+    assert_eq!(attempts, 0, "trouble of the broker counts against no row");
+    system.finish().await
+}

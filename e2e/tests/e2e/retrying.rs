@@ -1,0 +1,220 @@
+//! Hops 7 and 8: what is retried, how often, and what is parked at once.
+
+use crate::support::{logged, order_event, with_id};
+use anyhow::Result;
+use e2e::broker::Seen;
+use e2e::oracle::Expect;
+use e2e::system::{Options, System};
+use e2e::wait::until_true;
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable};
+use serde_json::{Value, json};
+
+fn retries(system: &System) -> Vec<Value> {
+    system
+        .inventory
+        .as_ref()
+        .map_or_else(Vec::new, |inventory| logged(&inventory.child, "message will be retried"))
+}
+
+#[tokio::test]
+async fn malformed_json_is_parked_at_once_with_its_metadata() -> Result<()> {
+    let system = System::start(Options::default()).await?;
+    let mut headers = FieldTable::default();
+    headers.insert("traceparent".into(), AMQPValue::LongString("00-aa-bb-01".into()));
+    let properties = with_id("broken-1")
+        .with_app_id("somebody".into())
+        .with_correlation_id("correlation-1".into())
+        .with_headers(headers);
+    system.broker.publish("orders", "order.created", properties, b"{not-json}").await?;
+
+    let parked = system.take_parked("inventory.orders").await?;
+    assert_eq!(parked.message_id, "broken-1");
+    assert_eq!(parked.body, b"{not-json}");
+    for (header, value) in [
+        ("x-park-reason", "permanent"),
+        ("x-failure-class", "permanent"),
+        ("x-retry-attempt", "1"),
+        ("x-original-exchange", "orders"),
+        ("x-original-routing-key", "order.created"),
+        ("x-consumer", "inventory.orders"),
+        ("x-producer", "somebody"),
+        ("traceparent", "00-aa-bb-01"),
+    ] {
+        assert_eq!(parked.headers.get(header).map(String::as_str), Some(value), "{header}");
+    }
+    for header in ["x-last-error", "x-first-failed-at", "x-consumer-version"] {
+        assert!(parked.headers.contains_key(header), "{header}");
+    }
+    let correlation = parked.properties.correlation_id().as_ref().map(ToString::to_string);
+    assert_eq!(correlation.as_deref(), Some("correlation-1"));
+    assert!(retries(&system).is_empty(), "no retry was spent on it");
+    system.finish().await
+}
+
+#[tokio::test]
+async fn whatever_breaks_the_contract_is_parked_at_once_and_named() -> Result<()> {
+    let system = System::start(Options::default()).await?;
+    let good = order_event("id", "order.created", 3, json!({"lines": [{"sku": "a", "count": 1}]}));
+    let event = |pointer: &str, value: Value| {
+        let mut event = good.clone();
+        if let Some(slot) = event.pointer_mut(pointer) {
+            *slot = value;
+        }
+        event
+    };
+    let no_id = BasicProperties::default();
+    let long = "x".repeat(201);
+    for (properties, event, says) in [
+        (with_id("id"), event("/schema_version", json!(99)), "schema version 99"),
+        (with_id("id"), event("/schema_version", json!(1)), "1 is retired"),
+        (with_id("id"), event("/type", json!("order.exploded")), "order.exploded"),
+        (with_id("id"), event("/data/lines/0/count", json!(0)), "count of a is 0"),
+        (with_id("id"), event("/data/lines/0/sku", json!("a b")), "is not a sku"),
+        (with_id("id"), event("/data/lines/0/sku", json!("x".repeat(150_000))), "is not a sku"),
+        (with_id("id"), event("/data/lines", json!([])), "1 to 100 lines"),
+        (with_id("id"), event("/aggregate/version", json!(0)), "aggregate.version"),
+        (no_id, good.clone(), "message_id is missing"),
+        (with_id(""), good.clone(), "message_id is missing"),
+        (with_id("other"), good.clone(), "is not the id in the body"),
+        (with_id(&long), event("/id", json!(long)), "201 bytes"),
+    ] {
+        let body = serde_json::to_vec(&event)?;
+        system.broker.publish("orders", "order.created", properties, &body).await?;
+        let Seen { headers, .. } = system.take_parked("inventory.orders").await?;
+        assert_eq!(headers["x-park-reason"], "permanent");
+        let error = &headers["x-last-error"];
+        assert!(error.contains(says), "{error:?} does not say {says:?}");
+        assert!(error.chars().count() <= 512, "{} characters", error.chars().count());
+    }
+    assert!(retries(&system).is_empty(), "no retry was spent on any of them");
+    system.finish().await
+}
+
+#[tokio::test]
+async fn a_database_outage_walks_the_retry_queues_and_is_survived_without_a_hot_loop() -> Result<()>
+{
+    let system = System::start(Options {
+        own_inventory_postgres: true,
+        env: vec![("RETRY_ATTEMPTS_TRANSIENT", "20"), ("DATABASE_ACQUIRE_TIMEOUT", "300ms")],
+        ..Options::default()
+    })
+    .await?;
+    system.set_stock("book-17", 10).await?;
+    system.inventory_postgres.sigkill()?;
+    let order = system.place(&[("book-17", 1)]).await?;
+    until_true("the message to reach the last rung of the ladder", async || {
+        Ok(retries(&system).iter().any(|retry| retry["retry_in"] == "900ms"))
+    })
+    .await?;
+    system.inventory_postgres.start_again().await?;
+    system.wait_status(&order, "confirmed").await?;
+
+    // Every delivery that failed is a retry that was delayed: no more of them than rungs climbed.
+    let delays: Vec<String> =
+        retries(&system).iter().map(|retry| retry["retry_in"].to_string()).collect();
+    assert_eq!(&delays[..3], ["\"300ms\"", "\"600ms\"", "\"900ms\""]);
+    assert!(delays[3..].iter().all(|delay| delay == "\"900ms\""), "{delays:?}");
+    let attempts: Vec<u64> =
+        retries(&system).iter().filter_map(|r| r["attempt"].as_u64()).collect();
+    assert!(attempts.iter().copied().eq(1..=attempts.len() as u64), "{attempts:?}");
+    assert_eq!(system.stock("book-17").await?, (10, 1));
+    system.finish().await
+}
+
+#[tokio::test]
+async fn an_outage_longer_than_the_budget_parks_the_message_with_its_history() -> Result<()> {
+    let system = System::start(Options {
+        own_inventory_postgres: true,
+        env: vec![("DATABASE_ACQUIRE_TIMEOUT", "300ms")],
+        ..Options::default()
+    })
+    .await?;
+    system.inventory_postgres.sigkill()?;
+    let event = order_event("unlucky", "order.cancelled", 1, json!({}));
+    let body = serde_json::to_vec(&event)?;
+    system.broker.publish("orders", "order.cancelled", with_id("unlucky"), &body).await?;
+
+    let parked = system.take_parked("inventory.orders").await?;
+    assert_eq!(parked.headers["x-park-reason"], "attempts-exhausted");
+    assert_eq!(parked.headers["x-failure-class"], "transient");
+    assert_eq!(parked.headers["x-retry-attempt"], "4");
+    // It came back through the default exchange three times, and is still what it was.
+    assert_eq!(parked.headers["x-original-exchange"], "orders");
+    assert_eq!(parked.headers["x-original-routing-key"], "order.cancelled");
+    assert_eq!(parked.headers["x-schema-version"], "1");
+    assert_eq!(parked.body, body);
+    let delays: Vec<Value> =
+        retries(&system).iter().map(|retry| retry["retry_in"].clone()).collect();
+    assert_eq!(delays, ["300ms", "600ms", "900ms"]);
+    system.inventory_postgres.start_again().await?;
+    system.finish().await
+}
+
+#[tokio::test]
+async fn a_crash_between_the_retry_copy_and_the_ack_makes_two_copies_and_one_effect() -> Result<()>
+{
+    let mut system = System::start(Options::default()).await?;
+    system.set_stock("book-17", 10).await?;
+    if let Some(inventory) = system.inventory.take() {
+        inventory.stop().await?;
+    }
+    // The second event of an order, with the first one held back: a gap, so it is retried.
+    let order = system.place(&[("book-17", 1)]).await?;
+    let created: String = sqlx::query_scalar("SELECT id FROM outbox WHERE aggregate_id = $1")
+        .bind(&order)
+        .fetch_one(&system.orders_db)
+        .await?;
+    until_true("order.created in the queue", async || {
+        Ok(system.broker.depth("inventory.orders").await? == 1)
+    })
+    .await?;
+    let held_back = system.broker.take("inventory.orders").await?;
+    assert_eq!(held_back.as_ref().map(|seen| seen.message_id.as_str()), Some(created.as_str()));
+    system.cancel(&order).await?;
+
+    let mut env = system.inventory_env.clone();
+    env.insert("FAULT_POINT".into(), "consumer.after_retry_confirm".into());
+    let doomed = e2e::service::Service::spawn("inventory-service", &env)?;
+    let status = doomed.wait_exit(e2e::wait::DEADLINE).await?;
+    assert!(!status.success(), "it should have been killed");
+    system.start_services().await?;
+    if let Some(created) = held_back {
+        let properties = created.properties.clone();
+        system.broker.publish("orders", "order.created", properties, &created.body).await?;
+    }
+    system.wait_inbox(&created).await?;
+    system.finish().await
+}
+
+#[tokio::test]
+async fn a_later_event_waits_for_an_earlier_one_and_both_apply_in_order() -> Result<()> {
+    let system = System::start(Options::default()).await?;
+    let created =
+        order_event("first", "order.created", 3, json!({"lines": [{"sku": "a", "count": 1}]}));
+    let mut cancelled = order_event("second", "order.cancelled", 1, json!({}));
+    cancelled["aggregate"] = created["aggregate"].clone();
+    cancelled["aggregate"]["version"] = json!(2);
+    let publish = async |event: &Value| {
+        let id = event["id"].as_str().unwrap_or_default();
+        let key = event["type"].as_str().unwrap_or_default();
+        system.broker.publish("orders", key, with_id(id), &serde_json::to_vec(event)?).await
+    };
+    publish(&cancelled).await?;
+    until_true("the gap to be noticed", async || {
+        Ok(retries(&system).iter().any(|retry| retry["class"] == "not_yet"))
+    })
+    .await?;
+    publish(&created).await?;
+    system.wait_inbox("second").await?;
+    let versions: Vec<i64> = sqlx::query_scalar("SELECT version FROM stream_versions")
+        .fetch_all(&system.inventory_db)
+        .await?;
+    assert_eq!(versions, [2]);
+    // orders-service never had this order: its rejection is parked there, which is right.
+    let parked = system.take_parked("orders.inventory").await?;
+    assert!(parked.headers["x-last-error"].contains("not an order's id"), "{:?}", parked.headers);
+    sqlx::query("DELETE FROM outbox").execute(&system.inventory_db).await?;
+    let injected = vec!["first".into(), "second".into()];
+    system.finish_expecting(Expect { injected, ..Expect::default() }).await
+}

@@ -1,0 +1,46 @@
+//! What several tests need.
+
+use anyhow::{Context, Result};
+use e2e::child::Child;
+use lapin::BasicProperties;
+use serde_json::{Value, json};
+
+/// An event of an order that no orders-service ever had, with this data.
+pub fn order_event(id: &str, event_type: &str, schema_version: u32, data: Value) -> Value {
+    json!({
+        "id": id, "type": event_type, "schema_version": schema_version,
+        "occurred_at": chrono::Utc::now(), "producer": "orders",
+        "correlation_id": "correlation", "causation_id": "causation",
+        "aggregate": { "type": "order", "id": format!("order-of-{id}"), "version": 1 },
+        "data": data
+    })
+}
+
+/// The AMQP properties that go with a message id.
+pub fn with_id(message_id: &str) -> BasicProperties {
+    BasicProperties::default().with_message_id(message_id.into()).with_delivery_mode(2)
+}
+
+/// The log lines of a service with this message, as JSON.
+pub fn logged(child: &Child, message: &str) -> Vec<Value> {
+    child
+        .log_tail(usize::MAX)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|event| event["message"] == message)
+        .collect()
+}
+
+/// Waits for a log line with this message.
+pub async fn wait_logged(child: &Child, message: &str) -> Result<Value> {
+    child
+        .wait_for_line(message, e2e::wait::DEADLINE, |line| {
+            serde_json::from_str::<Value>(line).ok().filter(|event| event["message"] == message)
+        })
+        .await
+}
+
+/// A string field of a JSON value.
+pub fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str> {
+    value[field].as_str().with_context(|| format!("no text {field:?} in {value}"))
+}
