@@ -9,7 +9,6 @@ mod install;
 mod spec;
 
 use std::{
-    fs,
     path::Path,
     sync::{Arc, Mutex},
     time::Duration,
@@ -38,14 +37,14 @@ pub enum Durability {
     Durable,
 }
 
-/// A PostgreSQL server of our own, superuser `postgres`. Dropped, it is killed; its data go too
-/// unless started with [`start_in`](Self::start_in).
+/// A PostgreSQL server of our own, superuser `postgres`. Dropped, it is killed and its data
+/// are removed.
 #[derive(Debug)]
 pub struct Postgres {
     // Dropped in this order: the server is dead before its traces are removed.
     server: Mutex<Arc<Child>>,
     spec: Spec,
-    _scratch: Option<ScratchDir>,
+    _scratch: ScratchDir,
 }
 
 impl Postgres {
@@ -63,19 +62,6 @@ impl Postgres {
             port: ports::free_port()?,
             durability,
         };
-        Self::bring_up(spec, Some(scratch)).await
-    }
-
-    /// A server on `dir`, which keeps its data between runs, and on a given port. Made if it is not
-    /// there yet.
-    pub async fn start_in(dir: &Path, port: u16) -> Result<Self> {
-        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let dir = dir.canonicalize()?;
-        let spec = Spec { bin: install::find_bin()?, dir, port, durability: Durability::Durable };
-        Self::bring_up(spec, None).await
-    }
-
-    async fn bring_up(spec: Spec, scratch: Option<ScratchDir>) -> Result<Self> {
         let spec = tokio::task::spawn_blocking(move || spec.prepare().map(|()| spec)).await??;
         let server = Mutex::new(Arc::new(spec.run().await?));
         Ok(Self { server, spec, _scratch: scratch })

@@ -10,7 +10,6 @@ mod management;
 mod node;
 
 use std::{
-    fs,
     path::Path,
     sync::{Arc, Mutex},
     time::Duration,
@@ -32,15 +31,14 @@ use node::Node;
 const STARTUP: Duration = Duration::from_secs(90);
 const SHUTDOWN: Duration = Duration::from_secs(60);
 
-/// A RabbitMQ node of our own. Dropped, it is killed; its data go too unless started with
-/// [`start_in`](Self::start_in).
+/// A RabbitMQ node of our own. Dropped, it is killed and its data are removed.
 #[derive(Debug)]
 pub struct RabbitMq {
     // Declared before the directory: dropped before it.
     server: Mutex<Arc<Child>>,
     _epmd: Child,
     node: Node,
-    _scratch: Option<ScratchDir>,
+    _scratch: ScratchDir,
 }
 
 impl RabbitMq {
@@ -48,6 +46,15 @@ impl RabbitMq {
     /// reported after 0.2 s and not 5 s, statistics every second, and the dead-letter worker tries
     /// again after 2 s and not 180 s.
     pub async fn start() -> Result<Self> {
+        Self::start_with(true).await
+    }
+
+    /// A new node with RabbitMQ's own timings.
+    pub async fn start_unhurried() -> Result<Self> {
+        Self::start_with(false).await
+    }
+
+    async fn start_with(hurried: bool) -> Result<Self> {
         let scratch = ScratchDir::new("e2e-rabbitmq-")?;
         let node = Node {
             dir: scratch.path().to_owned(),
@@ -55,28 +62,8 @@ impl RabbitMq {
             amqp_port: ports::free_port()?,
             management_port: ports::free_port()?,
             epmd_port: ports::free_port()?,
-            hurried: true,
+            hurried,
         };
-        Self::bring_up(node, Some(scratch)).await
-    }
-
-    /// A node on `dir`, which keeps its data between runs, and on given ports, with RabbitMQ's own
-    /// timings. The data belong to the node's name, hence one name for all: with an epmd each they
-    /// do not meet.
-    pub async fn start_in(dir: &Path, amqp_port: u16, management_port: u16) -> Result<Self> {
-        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let node = Node {
-            dir: dir.canonicalize()?,
-            name: "stack@localhost".to_owned(),
-            amqp_port,
-            management_port,
-            epmd_port: ports::free_port()?,
-            hurried: false,
-        };
-        Self::bring_up(node, None).await
-    }
-
-    async fn bring_up(node: Node, scratch: Option<ScratchDir>) -> Result<Self> {
         node.prepare()?;
         let epmd = node.spawn_epmd().await?;
         let server = Mutex::new(Arc::new(run(&node).await?));
@@ -96,6 +83,11 @@ impl RabbitMq {
     /// The root of the management API, without a slash at its end.
     pub fn management_url(&self) -> String {
         self.node.management_url()
+    }
+
+    /// The same with a login in it, as the services are given it.
+    pub fn management_url_with_login(&self) -> String {
+        self.management_url().replace("//", "//guest:guest@")
     }
 
     /// The directory of the node: configuration, data, log files.

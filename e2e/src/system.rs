@@ -94,7 +94,7 @@ impl System {
         let orders_url = servers.postgres.url(&orders_name);
         let inventory_url = inventory_postgres.url(&inventory_name);
         let amqp_url = servers.rabbitmq.amqp_url(&name);
-        let management = servers.rabbitmq.management_url().replace("//", "//guest:guest@");
+        let management = servers.rabbitmq.management_url_with_login();
         let mut env = Env::from(
             [
                 ("AMQP_URL", amqp_url.as_str()),

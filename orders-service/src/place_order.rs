@@ -9,6 +9,7 @@ use crate::order::Order;
 use serde_json::json;
 use shared::envelope::{self, Aggregate, Envelope};
 use shared::events::{OrderCreated, current_version};
+use shared::fault::{self, Point};
 use shared::lines::Lines;
 use shared::outbox;
 use shared::trace_context::TraceContext;
@@ -46,7 +47,9 @@ pub async fn place_order(pool: &PgPool, request: PlaceOrder) -> sqlx::Result<Pla
     }
     insert_order(&mut tx, &order, &request.lines).await?;
     outbox::append(&mut tx, "orders", &order_created(&order, &request), &request.trace).await?;
+    fault::point(Point::PlaceOrderBeforeCommit);
     tx.commit().await?;
+    fault::point(Point::PlaceOrderAfterCommit);
     Ok(Placed::New(order))
 }
 

@@ -1,16 +1,12 @@
 //! Commands that both services have beside `run`.
 
 use crate::config::{BrokerArgs, DatabaseArgs, ManagementArgs, TopologyArgs};
-use crate::policies::{Management, policies};
+use crate::policies::{IN_FORCE, Management, policies};
 use crate::topology::{Names, Topology};
 use crate::{connection, db, outbox};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
-use std::time::Duration;
-
-/// Quorum queues report their policy every 5 s, and one report may just have been missed.
-const IN_FORCE: Duration = Duration::from_secs(30);
 
 /// `topology …`
 #[derive(Subcommand)]
@@ -71,7 +67,7 @@ impl TopologyCommand {
                 let channel = connection.create_channel().await?;
                 topology.declare(&channel).await.context("cannot declare the topology")?;
                 connection::close(&connection).await;
-                management.wait_in_force(&topology, IN_FORCE).await?;
+                management.wait_in_force(&topology, IN_FORCE, |_| {}).await?;
                 print!("{topology}");
             }
             Self::Check(target) => {

@@ -202,7 +202,12 @@ pub struct LogArgs {
     pub log_format: LogFormat,
     /// What is logged, in the syntax of tracing-subscriber's `EnvFilter`. The AMQP client is silent:
     /// what it would say is logged where it is handled
-    #[arg(long, env = "LOG_FILTER", default_value = "info,lapin=off", global = true)]
+    #[arg(
+        long,
+        env = "LOG_FILTER",
+        default_value = "info,lapin=off,sqlx::postgres::notice=warn",
+        global = true
+    )]
     pub log_filter: String,
 }
 

@@ -8,6 +8,10 @@
 /// Where. Each name is `{module}.{before|after}_{what}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
+    /// Order, key and event are written, not committed.
+    PlaceOrderBeforeCommit,
+    /// They are committed, the client does not know.
+    PlaceOrderAfterCommit,
     /// The batch is read, nothing is sent.
     RelayAfterClaim,
     /// A batch has left for the broker, its confirms have not been looked at.
@@ -29,6 +33,8 @@ pub enum Point {
 impl Point {
     /// Every point there is, for tests that visit them all.
     pub const ALL: &[Self] = &[
+        Self::PlaceOrderBeforeCommit,
+        Self::PlaceOrderAfterCommit,
         Self::RelayAfterClaim,
         Self::PublisherBeforeConfirm,
         Self::RelayBeforeMark,
@@ -43,6 +49,8 @@ impl Point {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::PlaceOrderBeforeCommit => "place_order.before_commit",
+            Self::PlaceOrderAfterCommit => "place_order.after_commit",
             Self::RelayAfterClaim => "relay.after_claim",
             Self::PublisherBeforeConfirm => "publisher.before_confirm",
             Self::RelayBeforeMark => "relay.before_mark",

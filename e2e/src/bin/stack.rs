@@ -7,7 +7,7 @@
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use e2e::ports;
-use e2e::postgres::Postgres;
+use e2e::postgres::{Durability, Postgres};
 use e2e::rabbitmq::RabbitMq;
 use e2e::service::{Env, Service};
 use std::time::Duration;
@@ -20,13 +20,13 @@ struct Args {
     #[arg(long, env = "ORDERS_PORT", default_value_t = 8080)]
     orders_port: u16,
     /// Port of the orders' operations
-    #[arg(long, env = "ORDERS_OPS_PORT", default_value_t = 9080)]
+    #[arg(long, env = "ORDERS_OPERATIONS_PORT", default_value_t = 9080)]
     orders_ops_port: u16,
     /// Port of the inventory API
     #[arg(long, env = "INVENTORY_PORT", default_value_t = 8081)]
     inventory_port: u16,
     /// Port of the inventory's operations
-    #[arg(long, env = "INVENTORY_OPS_PORT", default_value_t = 9081)]
+    #[arg(long, env = "INVENTORY_OPERATIONS_PORT", default_value_t = 9081)]
     inventory_ops_port: u16,
     /// Bearer token for setting stock; made up if not given
     #[arg(long, env = "OPERATIONS_TOKEN", hide_env_values = true)]
@@ -40,9 +40,9 @@ async fn main() -> Result<()> {
     let args = Args::parse();
     for (port, variable) in [
         (args.orders_port, "ORDERS_PORT"),
-        (args.orders_ops_port, "ORDERS_OPS_PORT"),
+        (args.orders_ops_port, "ORDERS_OPERATIONS_PORT"),
         (args.inventory_port, "INVENTORY_PORT"),
-        (args.inventory_ops_port, "INVENTORY_OPS_PORT"),
+        (args.inventory_ops_port, "INVENTORY_OPERATIONS_PORT"),
     ] {
         ensure!(ports::is_free(port), "port {port} is taken; set {variable} to another one");
     }
@@ -66,7 +66,8 @@ async fn main() -> Result<()> {
 
 async fn run(args: &Args) -> Result<()> {
     println!("starting PostgreSQL and RabbitMQ …");
-    let (postgres, rabbitmq) = tokio::try_join!(Postgres::start(), RabbitMq::start_unhurried())?;
+    let (postgres, rabbitmq) =
+        tokio::try_join!(Postgres::start_with(Durability::Durable), RabbitMq::start_unhurried())?;
     let token = args.operations_token.clone().unwrap_or_else(|| ulid::Ulid::generate().to_string());
     let env = |database: &str, port: u16, ops_port: u16| {
         Env::from(

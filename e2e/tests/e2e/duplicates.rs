@@ -4,8 +4,9 @@ use crate::support::{logged, order_event, text, with_id};
 use anyhow::{Result, ensure};
 use e2e::oracle::Expect;
 use e2e::service::Service;
-use e2e::system::{Options, System};
+use e2e::system::{Options, System, answer};
 use e2e::wait::{DEADLINE, until_true};
+use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -76,6 +77,56 @@ async fn a_crash_after_commit_before_ack_reserves_once() -> Result<()> {
 async fn a_crash_before_commit_reserves_once() -> Result<()> {
     let system = crash_at("consumer.before_commit").await?;
     system.finish().await
+}
+
+#[tokio::test]
+async fn a_crash_of_orders_after_committing_an_answer_settles_the_order_once() -> Result<()> {
+    let mut system = System::start(Options { stopped: true, ..Options::default() }).await?;
+    let mut consumer = system.orders_env.clone();
+    consumer.insert("ROLES".into(), "consumer".into());
+    system.orders_env.insert("ROLES".into(), "http,relay".into());
+    system.start_services().await?;
+    system.set_stock("book-17", 10).await?;
+    let doomed = {
+        let mut env = consumer.clone();
+        env.insert("FAULT_POINT".into(), "consumer.after_commit".into());
+        Service::spawn("orders-service", &env)?
+    };
+    let order = system.place(&[("book-17", 1)]).await?;
+    ensure!(!doomed.wait_exit(DEADLINE).await?.success(), "it should have been killed");
+
+    let consumer = Service::start("orders-service", &consumer).await?;
+    let settled = system.wait_status(&order, "confirmed").await?;
+    assert_eq!(settled["version"], 2, "confirmed once");
+    let result = system.finish().await;
+    consumer.stop().await?;
+    result
+}
+
+#[tokio::test]
+async fn a_crash_around_the_commit_of_an_order_makes_one_order_of_a_repeated_key() -> Result<()> {
+    for fault in ["place_order.before_commit", "place_order.after_commit"] {
+        let mut system = System::start(Options { stopped: true, ..Options::default() }).await?;
+        let mut env = system.orders_env.clone();
+        env.insert("FAULT_POINT".into(), fault.into());
+        let doomed = Service::start("orders-service", &env).await?;
+        let body = json!({"lines": [{"sku": "book-17", "count": 1}]});
+        let post = |url: String| system.http.post(url).header("idempotency-key", "k").json(&body);
+        let unanswered = post(doomed.api("/orders")?).send().await;
+        assert!(unanswered.is_err(), "the client never hears of it: {fault}");
+        ensure!(!doomed.child.wait_exit(DEADLINE).await?.success(), "it should have been killed");
+
+        system.start_services().await?;
+        system.set_stock("book-17", 10).await?;
+        let url = system.orders()?.api("/orders")?;
+        let repeat = system.http.post(url).header("idempotency-key", "k").json(&body);
+        answer(repeat, StatusCode::CREATED).await?;
+        let orders: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&system.orders_db).await?;
+        assert_eq!(orders, 1, "{fault}");
+        system.finish().await?;
+    }
+    Ok(())
 }
 
 #[tokio::test]

@@ -218,20 +218,6 @@ async fn a_frozen_postgres_stays_silent_until_the_thaw() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn a_postgres_on_a_given_directory_keeps_its_data_between_owners() -> Result<()> {
-    let dir = e2e::reaper::ScratchDir::new("e2e-kept-")?;
-    let port = ports::free_port()?;
-    let postgres = Postgres::start_in(dir.path(), port).await?;
-    fill(&postgres.url("postgres")).await?;
-    drop(postgres); // without a shutdown
-    let postgres = Postgres::start_in(dir.path(), port).await?;
-    assert_eq!(count(&postgres.url("postgres")).await?, 1000);
-    Ok(())
-}
-
-// --- RabbitMQ -----------------------------------------------------------------------------------
-
 async fn has_vhost(broker: &RabbitMq, name: &str) -> Result<bool> {
     let url = format!("{}/api/vhosts", broker.management_url());
     let vhosts = reqwest::Client::new().get(url).basic_auth("guest", Some("guest")).send().await?;

@@ -188,6 +188,61 @@ async fn a_crash_between_the_retry_copy_and_the_ack_makes_two_copies_and_one_eff
 }
 
 #[tokio::test]
+async fn a_crash_between_the_parking_copy_and_the_ack_parks_two_copies_and_loses_none() -> Result<()>
+{
+    let mut system = System::start(Options { stopped: true, ..Options::default() }).await?;
+    let mut env = system.inventory_env.clone();
+    env.insert("FAULT_POINT".into(), "consumer.after_park_confirm".into());
+    system.broker.publish("orders", "order.created", with_id("broken"), b"{not-json}").await?;
+    let doomed = e2e::service::Service::spawn("inventory-service", &env)?;
+    let status = doomed.wait_exit(e2e::wait::DEADLINE).await?;
+    assert!(!status.success(), "it should have been killed");
+    system.start_services().await?;
+    for _ in 0..2 {
+        assert_eq!(system.take_parked("inventory.orders").await?.message_id, "broken");
+    }
+    system.finish().await
+}
+
+#[tokio::test]
+async fn a_parking_that_takes_nothing_leaves_the_message_with_its_queue_until_it_does() -> Result<()>
+{
+    let system = System::start(Options::default()).await?;
+    // Full: the copy is nacked, the original rejected into the queue's own dead lettering.
+    let parking = "inventory.orders.parking";
+    let limit = |most: u32| {
+        let vhost = system.orders_env["AMQP_URL"].rsplit('/').next().unwrap_or_default();
+        let url = format!("{}/api/policies/{vhost}/full", system.rabbitmq.management_url());
+        let definition = json!({"max-length": most, "overflow": "reject-publish"});
+        let body = json!({"pattern": "^inventory\\.orders\\.parking$", "apply-to": "queues",
+                          "priority": 100, "definition": definition});
+        system.http.put(url).basic_auth("guest", Some("guest")).json(&body).send()
+    };
+    limit(1).await?.error_for_status()?;
+    let broken = async |id: &str| {
+        system.broker.publish("orders", "order.created", with_id(id), b"{not-json}").await
+    };
+    // Publishing into the parking directly shows when the limit has come into force.
+    until_true("the parking to be full", async || {
+        let full = system.broker.publish("", parking, with_id("filler"), b"").await.is_err();
+        Ok(full)
+    })
+    .await?;
+    broken("waits").await?;
+    let child = &system.inventory()?.child;
+    crate::support::wait_logged(child, "parking is full; the source queue keeps the message")
+        .await?;
+    limit(1000).await?.error_for_status()?;
+    until_true("the message to arrive in parking", async || {
+        let seen = system.broker.take(parking).await?;
+        Ok(seen.is_some_and(|seen| seen.message_id == "waits"))
+    })
+    .await?;
+    while system.broker.take(parking).await?.is_some() {}
+    system.finish().await
+}
+
+#[tokio::test]
 async fn a_later_event_waits_for_an_earlier_one_and_both_apply_in_order() -> Result<()> {
     let system = System::start(Options::default()).await?;
     let created =

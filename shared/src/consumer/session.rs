@@ -3,7 +3,7 @@
 use super::{Consumer, Handler};
 use crate::connection;
 use crate::incoming::Incoming;
-use crate::policies::{Mismatch, list};
+use crate::policies::{IN_FORCE, Mismatch, list};
 use crate::publisher::Publisher;
 use anyhow::Context;
 use futures_util::StreamExt;
@@ -20,7 +20,7 @@ impl<H: Handler> Consumer<H> {
         let publishing = connection::connect(&self.broker, "consumer (retries, parking)").await?;
         let channel = consuming.create_channel().await?;
         self.topology.declare(&channel).await.context("cannot declare the topology")?;
-        self.refuse_drift().await?;
+        self.refuse_drift(shutdown).await?;
 
         // Ends with the session: the first worker that fails takes the others along, after each has
         // finished what it has in hand.
@@ -46,16 +46,12 @@ impl<H: Handler> Consumer<H> {
 
     /// Does not let a session consume while a queue is not as it must be: a retry that entered a
     /// queue without its TTL would wait for ever.
-    async fn refuse_drift(&self) -> anyhow::Result<()> {
-        let mismatches = self.drift().await.inspect_err(|error| {
-            self.topology_part.fail(format!("cannot be checked: {error:#}"));
-        })?;
-        anyhow::ensure!(
-            mismatches.is_empty(),
-            "the topology is not as it must be: {}",
-            list(&mismatches)
-        );
-        Ok(())
+    async fn refuse_drift(&self, shutdown: &CancellationToken) -> anyhow::Result<()> {
+        let look = |mismatches: &[Mismatch]| self.report(mismatches);
+        tokio::select! {
+            () = shutdown.cancelled() => Ok(()),
+            in_force = self.management.wait_in_force(&self.topology, IN_FORCE, look) => in_force,
+        }
     }
 
     /// Looks again from time to time. Drift makes the service not ready and is said once, in full;
@@ -64,8 +60,9 @@ impl<H: Handler> Consumer<H> {
         let mut known = Vec::new();
         loop {
             tokio::time::sleep(self.args.topology_check_interval).await;
-            match self.drift().await {
+            match self.management.check(&self.topology).await {
                 Ok(mismatches) => {
+                    self.report(&mismatches);
                     if mismatches != known {
                         error!(mismatches = list(&mismatches), "topology drift");
                         known = mismatches;
@@ -77,14 +74,12 @@ impl<H: Handler> Consumer<H> {
         }
     }
 
-    async fn drift(&self) -> anyhow::Result<Vec<Mismatch>> {
-        let mismatches = self.management.check(&self.topology).await?;
+    fn report(&self, mismatches: &[Mismatch]) {
         if mismatches.is_empty() {
             self.topology_part.ok();
         } else {
-            self.topology_part.fail(list(&mismatches));
+            self.topology_part.fail(list(mismatches));
         }
-        Ok(mismatches)
     }
 
     /// One message at a time, in the order of delivery.
