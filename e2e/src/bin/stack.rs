@@ -107,7 +107,13 @@ async fn run(args: &Args) -> Result<()> {
         Service::start("inventory-service", &inventory)
     )?;
     tokio::try_join!(orders_service.wait_ready(), inventory_service.wait_ready())?;
-    println!("{}", banner(args, &postgres, &rabbitmq, &token));
+    let pids = [
+        ("orders-service", orders_service.child.pid()),
+        ("inventory-service", inventory_service.child.pid()),
+        ("PostgreSQL", postgres.server().pid()),
+        ("RabbitMQ", rabbitmq.server().pid()),
+    ];
+    println!("{}", banner(args, &postgres, &rabbitmq, &token, &pids));
 
     let keep = tokio::try_join!(
         keep_running("orders-service", orders_service, &orders),
@@ -118,7 +124,14 @@ async fn run(args: &Args) -> Result<()> {
     keep.map(|_| ()).context("something cannot be started again")
 }
 
-fn banner(args: &Args, postgres: &Postgres, rabbitmq: &RabbitMq, token: &str) -> String {
+fn banner(
+    args: &Args,
+    postgres: &Postgres,
+    rabbitmq: &RabbitMq,
+    token: &str,
+    pids: &[(&str, i32)],
+) -> String {
+    let pids: Vec<String> = pids.iter().map(|(name, pid)| format!("{name} {pid}")).collect();
     let Args { orders_port, orders_ops_port, inventory_port, inventory_ops_port, .. } = args;
     format!(
         "
@@ -128,6 +141,7 @@ fn banner(args: &Args, postgres: &Postgres, rabbitmq: &RabbitMq, token: &str) ->
   RabbitMQ            {management}  (guest, guest)
   PostgreSQL          {orders_url}  {inventory_url}
   token of operations {token}
+  processes           {pids}
 
 Place an order, see what became of it, look at the stock:
 
@@ -138,6 +152,7 @@ Place an order, see what became of it, look at the stock:
 Ctrl-C stops everything. Whatever you kill is started again.
 ",
         management = rabbitmq.management_url(),
+        pids = pids.join(", "),
         orders_url = postgres.url("orders"),
         inventory_url = postgres.url("inventory"),
     )
@@ -152,7 +167,7 @@ async fn keep_running(name: &str, mut service: Service, env: &Env) -> Result<()>
         if let Some(status) = service.child.exit_status()? {
             println!("{name} ended ({status}); starting it again");
             service = Service::start(name, env).await?;
-            println!("{name} runs again");
+            println!("{name} runs again, as process {}", service.child.pid());
         }
     }
 }
@@ -163,7 +178,7 @@ async fn keep_postgres(postgres: &Postgres) -> Result<()> {
         if let Some(status) = postgres.server().exit_status()? {
             println!("PostgreSQL ended ({status}); starting it again");
             postgres.start_again().await?;
-            println!("PostgreSQL runs again");
+            println!("PostgreSQL runs again, as process {}", postgres.server().pid());
         }
     }
 }
@@ -174,7 +189,7 @@ async fn keep_rabbitmq(rabbitmq: &RabbitMq) -> Result<()> {
         if let Some(status) = rabbitmq.server().exit_status()? {
             println!("RabbitMQ ended ({status}); starting it again");
             rabbitmq.start_again().await?;
-            println!("RabbitMQ runs again");
+            println!("RabbitMQ runs again, as process {}", rabbitmq.server().pid());
         }
     }
 }

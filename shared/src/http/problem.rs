@@ -5,7 +5,7 @@ use crate::failure::{Class, classify};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use tracing::error;
+use tracing::{error, warn};
 use utoipa::ToSchema;
 
 /// Kinds of problem. Each has a page at its `type` address.
@@ -228,10 +228,11 @@ impl IntoResponse for Problem {
 impl From<sqlx::Error> for Problem {
     fn from(error: sqlx::Error) -> Self {
         let class = classify(&error);
-        error!(error = %error, class = class.as_str(), "a request failed in the database");
         if class == Class::Transient {
+            warn!(error = %error, "the database did not answer a request");
             Self::unavailable("the database does not answer")
         } else {
+            error!(error = %error, class = class.as_str(), "a request failed in the database");
             Self::internal()
         }
     }
