@@ -4,7 +4,7 @@ use crate::operations::Seed;
 use crate::order_events::OrderEvents;
 use crate::{api, operations};
 use clap::{Args, Parser, Subcommand};
-use shared::cli::{OutboxCommand, TopologyCommand};
+use shared::cli::CommonCommand;
 use shared::config::{DatabaseArgs, Listen, LogArgs};
 use shared::roles::{Blueprint, ServiceArgs};
 use shared::topology::Names;
@@ -34,14 +34,8 @@ pub struct Cli {
 pub enum Command {
     /// Run the service (the default)
     Run(Box<RunArgs>),
-    /// Bring the database schema up to date
-    Migrate(DatabaseArgs),
-    /// Show, set up or check exchanges, queues and policies
-    #[command(subcommand)]
-    Topology(TopologyCommand),
-    /// Look at events that are not published, and give parked ones another chance
-    #[command(subcommand)]
-    Outbox(OutboxCommand),
+    #[command(flatten)]
+    Common(CommonCommand),
     /// Set up stock
     #[command(subcommand)]
     Stock(StockCommand),

@@ -16,8 +16,8 @@ mod api;
 mod operations;
 
 use clap::Parser;
-use config::{Cli, Command, NAMES, StockCommand};
-use shared::{cli, db, fault, telemetry};
+use config::{Cli, Command, MIGRATIONS, NAMES, StockCommand};
+use shared::{cli, fault, telemetry};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -26,9 +26,7 @@ async fn main() -> anyhow::Result<()> {
     fault::check_environment()?;
     match cli.command {
         Command::Run(args) => config::run(*args).await,
-        Command::Migrate(database) => db::migrate(&database, &config::MIGRATIONS).await,
-        Command::Topology(command) => command.run(NAMES).await,
-        Command::Outbox(command) => command.run().await,
+        Command::Common(command) => command.run(NAMES, &MIGRATIONS).await,
         Command::Stock(StockCommand::Seed { database, stock }) => {
             operations::seed(&database, &stock).await
         }

@@ -3,8 +3,8 @@
 use crate::api;
 use crate::apply_reservation::InventoryAnswers;
 use clap::{Args, Parser, Subcommand};
-use shared::cli::{OutboxCommand, TopologyCommand};
-use shared::config::{DatabaseArgs, Listen, LogArgs};
+use shared::cli::CommonCommand;
+use shared::config::{Listen, LogArgs};
 use shared::roles::{Blueprint, ServiceArgs};
 use shared::topology::Names;
 use sqlx::migrate::Migrator;
@@ -33,14 +33,8 @@ pub struct Cli {
 pub enum Command {
     /// Run the service (the default)
     Run(Box<RunArgs>),
-    /// Bring the database schema up to date
-    Migrate(DatabaseArgs),
-    /// Show, set up or check exchanges, queues and policies
-    #[command(subcommand)]
-    Topology(TopologyCommand),
-    /// Look at events that are not published, and give parked ones another chance
-    #[command(subcommand)]
-    Outbox(OutboxCommand),
+    #[command(flatten)]
+    Common(CommonCommand),
 }
 
 #[derive(Args)]

@@ -16,7 +16,7 @@ mod list_orders;
 
 use clap::Parser;
 use config::{Cli, Command, MIGRATIONS, NAMES};
-use shared::{cli, db, fault, telemetry};
+use shared::{cli, fault, telemetry};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -25,8 +25,6 @@ async fn main() -> anyhow::Result<()> {
     fault::check_environment()?;
     match cli.command {
         Command::Run(args) => config::run(*args).await,
-        Command::Migrate(database) => db::migrate(&database, &MIGRATIONS).await,
-        Command::Topology(command) => command.run(NAMES).await,
-        Command::Outbox(command) => command.run().await,
+        Command::Common(command) => command.run(NAMES, &MIGRATIONS).await,
     }
 }

@@ -1,12 +1,41 @@
 //! Commands that both services have beside `run`.
 
 use crate::config::{BrokerArgs, DatabaseArgs, ManagementArgs, TopologyArgs};
-use crate::policies::{IN_FORCE, Management, policies};
+use crate::management::{IN_FORCE, Management};
+use crate::policies::policies;
 use crate::topology::{Names, Topology};
 use crate::{connection, db, outbox};
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use sqlx::migrate::Migrator;
 use std::ffi::OsString;
+
+/// What both services can do beside `run`.
+#[derive(Subcommand)]
+pub enum CommonCommand {
+    /// Bring the database schema up to date
+    Migrate(DatabaseArgs),
+    /// Show, set up or check exchanges, queues and policies
+    #[command(subcommand)]
+    Topology(TopologyCommand),
+    /// Look at events that are not published, and give parked ones another chance
+    #[command(subcommand)]
+    Outbox(OutboxCommand),
+}
+
+impl CommonCommand {
+    /// Does it, for the service with these names and this schema.
+    ///
+    /// # Errors
+    /// What keeps the command from being done.
+    pub async fn run(self, names: Names, migrations: &Migrator) -> anyhow::Result<()> {
+        match self {
+            Self::Migrate(database) => db::migrate(&database, migrations).await,
+            Self::Topology(command) => command.run(names).await,
+            Self::Outbox(command) => command.run().await,
+        }
+    }
+}
 
 /// `topology …`
 #[derive(Subcommand)]
@@ -38,11 +67,7 @@ pub struct TopologyTarget {
 }
 
 impl TopologyCommand {
-    /// Does it.
-    ///
-    /// # Errors
-    /// When a server is not reached or refuses, and for `check` when something differs.
-    pub async fn run(self, names: Names) -> anyhow::Result<()> {
+    async fn run(self, names: Names) -> anyhow::Result<()> {
         match self {
             Self::Print { topology } => {
                 let topology = Topology::new(names, topology)?;
@@ -124,11 +149,7 @@ pub struct Which {
 }
 
 impl OutboxCommand {
-    /// Does it.
-    ///
-    /// # Errors
-    /// When the database is not reached, or no parked row has the given id.
-    pub async fn run(self) -> anyhow::Result<()> {
+    async fn run(self) -> anyhow::Result<()> {
         match self {
             Self::List { database, parked, limit } => {
                 let mut db = db::connect_once(&database).await?;

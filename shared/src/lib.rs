@@ -31,6 +31,7 @@ pub mod relay;
 
 // Through the broker.
 pub mod connection;
+pub mod management;
 pub mod policies;
 pub mod topology;
 

@@ -9,8 +9,8 @@ use crate::config::{
 };
 use crate::consumer::{Consumer, Handler};
 use crate::db;
+use crate::management::Management;
 use crate::ops::Ops;
-use crate::policies::Management;
 use crate::relay::{Relay, WakeUp};
 use crate::service::Service;
 use crate::topology::{Names, Topology};

@@ -7,7 +7,7 @@ use clap::Parser;
 use e2e::broker::Broker;
 use e2e::servers::Servers;
 use e2e::service::{Env, Service};
-use lapin::options::{ExchangeDeclareOptions, QueueBindOptions};
+use lapin::options::ExchangeDeclareOptions;
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties, ExchangeKind};
 use serde_json::json;
@@ -120,6 +120,11 @@ impl Outbox {
         Ok(())
     }
 
+    /// Binds `sink` to what led nowhere until now.
+    async fn bind_the_rest(&self) -> Result<()> {
+        self.broker.bind_queue("sink", "orders", "order.cancelled").await
+    }
+
     async fn relay(&mut self) -> Result<Progress> {
         self.step.relay_once(&mut self.db).await
     }
@@ -142,17 +147,7 @@ async fn an_unroutable_row_is_the_only_one_left_in_fifty_pipelined_batches_of_50
         assert_eq!(outbox.unpublished().await?, ["stray"], "batch {batch}");
     }
 
-    outbox
-        .broker
-        .channel
-        .queue_bind(
-            "sink".into(),
-            "orders".into(),
-            "order.cancelled".into(),
-            QueueBindOptions::default(),
-            FieldTable::default(),
-        )
-        .await?;
+    outbox.bind_the_rest().await?;
     outbox.all_due().await?;
     assert_eq!(outbox.relay().await?, Progress { published: 1, refused: 0 });
     assert_eq!(outbox.broker.depth("sink").await?, 50 * 499 + 1);
@@ -192,17 +187,7 @@ async fn a_row_that_spends_its_budget_is_parked_and_holds_back_its_own_aggregate
         assert_eq!(ids, ["stray", "not-an-envelope"]);
         assert!(text(&rows[0], "last_error")?.contains("NO_ROUTE"), "{listed}");
 
-        outbox
-            .broker
-            .channel
-            .queue_bind(
-                "sink".into(),
-                "orders".into(),
-                "order.cancelled".into(),
-                QueueBindOptions::default(),
-                FieldTable::default(),
-            )
-            .await?;
+        outbox.bind_the_rest().await?;
         outbox.outbox_command(&["retry", "stray"]).await?;
         assert_eq!(outbox.relay().await?, Progress { published: 1, refused: 0 });
         assert_eq!(outbox.relay().await?, Progress { published: 1, refused: 0 });

@@ -3,7 +3,8 @@
 use super::{Consumer, Handler};
 use crate::connection;
 use crate::incoming::Incoming;
-use crate::policies::{IN_FORCE, Mismatch, list};
+use crate::management::IN_FORCE;
+use crate::policies::{Mismatch, list};
 use crate::publisher::Publisher;
 use anyhow::Context;
 use futures_util::StreamExt;
