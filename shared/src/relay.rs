@@ -103,6 +103,10 @@ impl Relay {
         let mut last_prune = Instant::now();
         while !shutdown.is_cancelled() {
             anyhow::ensure!(broker.status().connected(), "the broker closed the connection");
+            if last_prune.elapsed() > PRUNE_EVERY {
+                self.prune(&mut db).await?;
+                last_prune = Instant::now();
+            }
             match step.relay_once(&mut db).await {
                 Ok(Progress { published: 0, .. }) => {}
                 Ok(_) => {
@@ -120,10 +124,6 @@ impl Relay {
                 Err(trouble) => return Err(trouble),
             }
             self.part.ok();
-            if last_prune.elapsed() > PRUNE_EVERY {
-                self.prune(&mut db).await?;
-                last_prune = Instant::now();
-            }
             tokio::select! {
                 () = shutdown.cancelled() => {}
                 () = self.wake_up.0.notified() => {}
