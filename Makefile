@@ -1,8 +1,8 @@
 # `make up` runs the system, `make test` proves it, `make check` is what a change must pass.
 
 SHELL := /bin/bash
-# Everything at once, with the crash points of the failure tests compiled in; one set of features, so
-# that nothing is compiled twice.
+# Everything at once, with the crash points of the failure tests compiled in. Building and testing take
+# one set of features, so that the dependencies are compiled once.
 ALL := --workspace --all-features --locked
 
 .PHONY: up test check build sqlx fmt servers

@@ -44,7 +44,7 @@ pub struct RabbitMq {
 impl RabbitMq {
     /// A new node, ready for connections. It has what keeps tests short: effective policies are
     /// reported after 0.2 s and not 5 s, statistics every second, and the dead-letter worker tries
-    /// again after 2 s and not 180 s.
+    /// again after 2 s and not 180 s. A message has at most 1 MiB.
     pub async fn start() -> Result<Self> {
         Self::start_with(true).await
     }

@@ -5,7 +5,7 @@ use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use shared::http::{ApiPath, ApiQuery, Kind, Problem, ProblemBody, edge};
 use shared::lines::MAX_SKU;
-use sqlx::PgPool;
+use shared::pool::Pool;
 use utoipa::{IntoParams, OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -19,7 +19,7 @@ use utoipa_swagger_ui::SwaggerUi;
 struct ApiDoc;
 
 /// The router of the API port.
-pub fn router(pool: PgPool) -> Router {
+pub fn router(pool: Pool) -> Router {
     let (api, document) = OpenApiRouter::with_openapi(ApiDoc::openapi())
         .routes(routes!(list_stock))
         .routes(routes!(get_stock))
@@ -66,7 +66,7 @@ struct StockPage {
     (status = 400, body = ProblemBody, content_type = "application/problem+json"),
 ))]
 async fn list_stock(
-    State(pool): State<PgPool>,
+    State(pool): State<Pool>,
     ApiQuery(page): ApiQuery<Page>,
 ) -> Result<Json<StockPage>, Problem> {
     let limit = page.limit.unwrap_or(50);
@@ -78,14 +78,16 @@ async fn list_stock(
     }
     let after = page.after.unwrap_or_default();
     check_sku_length(&after)?;
+    let mut db = pool.lease().await?;
     let mut stock = sqlx::query_as!(
         Stock,
         "SELECT sku, available, reserved FROM stock WHERE sku > $1 ORDER BY sku LIMIT $2",
         after,
         limit + 1
     )
-    .fetch_all(&pool)
+    .fetch_all(&mut *db)
     .await?;
+    db.give_back();
     // One more row than asked for was read: it says whether there is a next page.
     let more = i64::try_from(stock.len()).is_ok_and(|rows| rows > limit);
     if more {
@@ -101,14 +103,16 @@ async fn list_stock(
     (status = 404, body = ProblemBody, content_type = "application/problem+json"),
 ))]
 async fn get_stock(
-    State(pool): State<PgPool>,
+    State(pool): State<Pool>,
     ApiPath(sku): ApiPath<String>,
 ) -> Result<Json<Stock>, Problem> {
     check_sku_length(&sku)?;
+    let mut db = pool.lease().await?;
     let stock =
         sqlx::query_as!(Stock, "SELECT sku, available, reserved FROM stock WHERE sku = $1", sku)
-            .fetch_optional(&pool)
+            .fetch_optional(&mut *db)
             .await?;
+    db.give_back();
     stock.map(Json).ok_or_else(|| Problem::new(Kind::NotFound, format!("there is no sku {sku:?}")))
 }
 
@@ -145,19 +149,21 @@ struct ReservationLine {
     (status = 404, body = ProblemBody, content_type = "application/problem+json"),
 ))]
 async fn get_reservation(
-    State(pool): State<PgPool>,
+    State(pool): State<Pool>,
     ApiPath(order_id): ApiPath<String>,
 ) -> Result<Json<Reservation>, Problem> {
     if order_id.contains('\0') {
         return Err(Problem::new(Kind::InvalidParameter, "an order id contains no NUL"));
     }
+    let mut db = pool.lease().await?;
     let lines = sqlx::query_as!(
         ReservationLine,
         "SELECT sku, count, status FROM reservations WHERE order_id = $1 ORDER BY sku",
         order_id
     )
-    .fetch_all(&pool)
+    .fetch_all(&mut *db)
     .await?;
+    db.give_back();
     if lines.is_empty() {
         return Err(Problem::new(
             Kind::NotFound,

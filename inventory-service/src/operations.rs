@@ -9,7 +9,7 @@ use shared::config::DatabaseArgs;
 use shared::db;
 use shared::http::{ApiJson, ApiPath, Kind, Problem};
 use shared::lines::Sku;
-use sqlx::PgPool;
+use shared::pool::Pool;
 use std::str::FromStr;
 use tracing::info;
 
@@ -19,7 +19,7 @@ use crate::api::Stock;
 const MAX_AVAILABLE: i64 = 1_000_000_000;
 
 /// Behind the token.
-pub fn router(pool: PgPool) -> Router {
+pub fn router(pool: Pool) -> Router {
     Router::new().route("/stock/{sku}", put(set_stock)).with_state(pool)
 }
 
@@ -32,7 +32,7 @@ struct SetStock {
 /// `PUT /stock/{sku}`: what is on the shelf now, however it came there. Saying it twice is saying it
 /// once.
 async fn set_stock(
-    State(pool): State<PgPool>,
+    State(pool): State<Pool>,
     ApiPath(sku): ApiPath<String>,
     ApiJson(SetStock { available }): ApiJson<SetStock>,
 ) -> Result<Json<Stock>, Problem> {
@@ -44,6 +44,7 @@ async fn set_stock(
             format!("available is {available}, must be 0 to {MAX_AVAILABLE}"),
         ));
     }
+    let mut db = pool.lease().await?;
     let set = sqlx::query_as!(
         Stock,
         "INSERT INTO stock AS held (sku, available) VALUES ($1, $2)
@@ -53,8 +54,9 @@ async fn set_stock(
         sku.as_str(),
         available
     )
-    .fetch_optional(&pool)
+    .fetch_optional(&mut *db)
     .await?;
+    db.give_back();
     let stock = set.ok_or_else(|| {
         Problem::new(
             Kind::Conflict,

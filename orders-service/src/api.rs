@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use shared::envelope;
 use shared::http::{ApiJson, ApiPath, ApiQuery, Kind, Problem, ProblemBody, edge};
 use shared::lines::{Lines, RawLine};
+use shared::pool::Pool;
 use shared::relay::WakeUp;
 use shared::trace_context::TraceContext;
-use sqlx::PgPool;
 use utoipa::{IntoParams, OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -31,12 +31,12 @@ struct ApiDoc;
 
 #[derive(Clone)]
 struct App {
-    pool: PgPool,
+    pool: Pool,
     wake_up: WakeUp,
 }
 
 /// The router of the API port.
-pub fn router(pool: PgPool, wake_up: WakeUp) -> Router {
+pub fn router(pool: Pool, wake_up: WakeUp) -> Router {
     let (api, document) = OpenApiRouter::with_openapi(ApiDoc::openapi())
         .routes(routes!(post_order, get_orders))
         .routes(routes!(get_order))
@@ -119,8 +119,9 @@ async fn get_order(
     State(app): State<App>,
     ApiPath(id): ApiPath<Uuid>,
 ) -> Result<Json<Order>, Problem> {
-    let mut db = app.pool.acquire().await?;
+    let mut db = app.pool.lease().await?;
     let order = show_order(&mut db, id).await?;
+    db.give_back();
     order.map(Json).ok_or_else(|| no_such_order(id))
 }
 
@@ -161,8 +162,9 @@ async fn get_orders(
             format!("limit is {limit}, must be 1 to 200"),
         ));
     }
-    let mut db = app.pool.acquire().await?;
+    let mut db = app.pool.lease().await?;
     let mut orders = list_orders(&mut db, page.status, page.after, limit + 1).await?;
+    db.give_back();
     // One more row than asked for was read: it says whether there is a next page.
     let more = i64::try_from(orders.len()).is_ok_and(|rows| rows > limit);
     if more {

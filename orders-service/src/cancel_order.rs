@@ -15,8 +15,9 @@ use serde_json::json;
 use shared::envelope::{self, Envelope};
 use shared::events::current_version;
 use shared::outbox;
+use shared::pool::Pool;
 use shared::trace_context::TraceContext;
-use sqlx::{PgConnection, PgPool};
+use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
 /// What became of the wish to cancel.
@@ -31,12 +32,13 @@ pub enum Cancelled {
 
 /// Cancels an order.
 pub async fn cancel_order(
-    pool: &PgPool,
+    pool: &Pool,
     order_id: Uuid,
     correlation_id: &str,
     trace: &TraceContext,
 ) -> sqlx::Result<Cancelled> {
-    let mut tx = pool.begin().await?;
+    let mut lease = pool.lease().await?;
+    let mut tx = lease.begin().await?;
     let Some(Locked { status, version }) = lock_order(&mut tx, order_id).await? else {
         return Ok(Cancelled::NoSuchOrder);
     };
@@ -61,6 +63,7 @@ pub async fn cancel_order(
     }
     let order = show_order(&mut tx, order_id).await?;
     tx.commit().await?;
+    lease.give_back();
     Ok(order.map_or(Cancelled::NoSuchOrder, Cancelled::Yes))
 }
 

@@ -1,9 +1,9 @@
 //! An order: its states, the transitions between them, and how it is shown. No I/O.
 //!
 //! ```text
-//!  created ─► confirmed ─► cancelled
-//!     │  └──────────────────►  ▲
-//!     └─► rejected             └ (from created, too)
+//!            ┌─► rejected
+//!  created ──┼─► confirmed ──┐
+//!            └───────────────┴─► cancelled
 //! ```
 
 use chrono::{DateTime, Utc};

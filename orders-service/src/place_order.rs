@@ -12,8 +12,9 @@ use shared::events::{OrderCreated, current_version};
 use shared::fault::{self, Point};
 use shared::lines::Lines;
 use shared::outbox;
+use shared::pool::Pool;
 use shared::trace_context::TraceContext;
-use sqlx::{PgConnection, PgPool};
+use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
 /// What a client asks for, checked.
@@ -36,19 +37,24 @@ pub enum Placed {
 }
 
 /// Places an order: key, order, lines and outbox row commit together.
-pub async fn place_order(pool: &PgPool, request: PlaceOrder) -> sqlx::Result<Placed> {
+pub async fn place_order(pool: &Pool, request: PlaceOrder) -> sqlx::Result<Placed> {
     let order =
         Order::new(Uuid::now_v7(), request.customer_id.clone(), &request.lines, envelope::now());
-    let mut tx = pool.begin().await?;
+    let mut lease = pool.lease().await?;
+    let mut tx = lease.begin().await?;
     if let Some(key) = &request.idempotency_key
         && !claim_key(&mut tx, key, &request, &order).await?
     {
-        return answer_again(&mut tx, key, &request).await;
+        let again = answer_again(&mut tx, key, &request).await?;
+        tx.rollback().await?;
+        lease.give_back();
+        return Ok(again);
     }
     insert_order(&mut tx, &order, &request.lines).await?;
     outbox::append(&mut tx, "orders", &order_created(&order, &request), &request.trace).await?;
     fault::point(Point::PlaceOrderBeforeCommit);
     tx.commit().await?;
+    lease.give_back();
     fault::point(Point::PlaceOrderAfterCommit);
     Ok(Placed::New(order))
 }

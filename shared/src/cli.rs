@@ -1,10 +1,11 @@
 //! Commands that both services have beside `run`.
 
 use crate::config::{BrokerArgs, DatabaseArgs, ManagementArgs, TopologyArgs};
+use crate::connection::{self, Connector};
 use crate::management::{IN_FORCE, Management};
-use crate::policies::policies;
+use crate::policies::{policies, require_none};
 use crate::topology::{Names, Topology};
-use crate::{connection, db, outbox};
+use crate::{db, outbox};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use sqlx::migrate::Migrator;
@@ -88,11 +89,11 @@ impl TopologyCommand {
                 for policy in management.apply(&topology).await? {
                     println!("policy {}", policy.queue);
                 }
-                let connection = connection::connect(&target.broker, "topology apply").await?;
+                let connection = Connector::new(target.broker, "topology apply").connect().await?;
                 let channel = connection.create_channel().await?;
                 topology.declare(&channel).await.context("cannot declare the topology")?;
                 connection::close(&connection).await;
-                management.wait_in_force(&topology, IN_FORCE, |_| {}).await?;
+                require_none(&management.wait_in_force(&topology, IN_FORCE, |_| {}).await?)?;
                 print!("{topology}");
             }
             Self::Check(target) => {

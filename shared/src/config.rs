@@ -12,8 +12,23 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::str::FromStr;
 use std::time::Duration;
 
+/// A duration. Nothing here means anything at zero: a wait of zero is a hot loop, a bound of zero
+/// forbids everything.
 fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|error| format!("{error}; write 300ms, 5s, 5m or 7d"))
+    let duration = humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; write 300ms, 5s, 5m or 7d"))?;
+    if duration.is_zero() { Err("must be longer than 0".into()) } else { Ok(duration) }
+}
+
+/// A duration that RabbitMQ takes as a message-ttl: whole milliseconds, fewer than 2^32 of them.
+fn ttl(text: &str) -> Result<Duration, String> {
+    let duration = duration(text)?;
+    let whole_millis = duration.subsec_nanos().is_multiple_of(1_000_000);
+    if whole_millis && duration.as_millis() <= u128::from(u32::MAX) {
+        Ok(duration)
+    } else {
+        Err("must be whole milliseconds, and at most 49 days".into())
+    }
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -73,7 +88,7 @@ pub struct TopologyArgs {
     #[arg(long, env = "QUEUE_MAX_LENGTH", default_value = "1000000")]
     pub queue_max_length: NonZeroU32,
     /// How long a parked message waits for somebody to look at it before the broker drops it
-    #[arg(long, env = "PARKING_RETENTION", default_value = "14d", value_parser = duration)]
+    #[arg(long, env = "PARKING_RETENTION", default_value = "14d", value_parser = ttl)]
     pub parking_retention: Duration,
 }
 
@@ -131,6 +146,10 @@ pub struct RelayArgs {
     /// How often a standby relay asks whether the active one is gone
     #[arg(long, env = "RELAY_STANDBY_POLL", default_value = "1s", value_parser = duration)]
     pub relay_standby_poll: Duration,
+    /// A relay that has been silent towards the database for this long has lost its lead to a
+    /// standby: it is frozen, or cut off
+    #[arg(long, env = "RELAY_LEASE", default_value = "30s", value_parser = duration)]
+    pub relay_lease: Duration,
     /// Refusals of one row (returned, nacked) before it is parked in the table
     #[arg(long, env = "RELAY_ROW_ATTEMPTS", default_value = "12")]
     pub relay_row_attempts: NonZeroU32,
@@ -146,6 +165,20 @@ pub struct RelayArgs {
 }
 
 impl RelayArgs {
+    /// Checks what no field can alone: that a healthy relay is never silent for its whole lease.
+    ///
+    /// # Errors
+    /// When polls or confirms may take longer.
+    pub fn check(&self, confirm: &ConfirmArgs) -> anyhow::Result<()> {
+        let silent = self.relay_poll.max(self.relay_standby_poll).max(confirm.confirm_timeout);
+        anyhow::ensure!(
+            silent < self.relay_lease,
+            "--relay-lease must be longer than --relay-poll, --relay-standby-poll and \
+             --confirm-timeout: a relay is silent for as long as the longest of them, {silent:?}"
+        );
+        Ok(())
+    }
+
     /// The wait of a refused row.
     #[must_use]
     pub fn row_backoff(&self) -> Backoff {
@@ -245,13 +278,7 @@ impl FromStr for Delay {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let delay = duration(text.trim())?;
-        let whole_millis = delay.subsec_nanos().is_multiple_of(1_000_000);
-        // RabbitMQ refuses a message-ttl of 2^32 ms and more.
-        if delay.is_zero() || !whole_millis || delay.as_millis() > u128::from(u32::MAX) {
-            return Err("a retry delay is at least 1ms, whole milliseconds, at most 49 days".into());
-        }
-        Ok(Self(delay))
+        ttl(text.trim()).map(Self)
     }
 }
 

@@ -13,26 +13,54 @@ use anyhow::Context;
 use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// Connects, logs in, opens the virtual host; all within the configured bound. `name` is what the
-/// broker's management page shows.
-///
-/// # Errors
-/// When that fails or takes too long. The message holds no password.
-pub async fn connect(broker: &BrokerArgs, name: &str) -> anyhow::Result<Connection> {
-    let mut uri = amqp_uri(&broker.amqp_url)?;
-    let heartbeat = u16::try_from(broker.amqp_heartbeat.as_secs()).unwrap_or(u16::MAX).max(1);
-    uri.query.heartbeat.get_or_insert(heartbeat);
-    let properties = ConnectionProperties::default().with_connection_name(name.into());
-    // lapin's own timeout covers TCP alone; a frozen broker would hold the login up for ever.
-    tokio::time::timeout(broker.amqp_connect_timeout, Connection::connect_uri(uri, properties))
-        .await
-        .with_context(|| {
-            format!("the broker did not answer within {:?}", broker.amqp_connect_timeout)
-        })?
-        .context("cannot connect to the broker")
+/// Makes one connection after the other for one purpose, and never more than one at a time.
+pub struct Connector {
+    broker: BrokerArgs,
+    name: &'static str,
+    /// An attempt that a frozen broker has not answered yet. The client library cannot call it off:
+    /// dropping it would leave its thread and its socket behind, one more with every attempt. So it
+    /// is waited for again.
+    pending: Mutex<Option<JoinHandle<lapin::Result<Connection>>>>,
+}
+
+impl Connector {
+    /// `name` is what the broker's management page shows.
+    #[must_use]
+    pub fn new(broker: BrokerArgs, name: &'static str) -> Self {
+        Self { broker, name, pending: Mutex::new(None) }
+    }
+
+    /// Connects, logs in, opens the virtual host; all within the configured bound.
+    ///
+    /// # Errors
+    /// When that fails or takes too long. The message holds no password.
+    pub async fn connect(&self) -> anyhow::Result<Connection> {
+        let mut pending = self.pending.lock().await;
+        let attempt = match pending.as_mut() {
+            Some(attempt) => attempt,
+            None => pending.insert(tokio::spawn(self.attempt()?)),
+        };
+        // lapin's own timeout covers TCP alone; a frozen broker would hold the login up for ever.
+        let bound = self.broker.amqp_connect_timeout;
+        let connected = tokio::time::timeout(bound, attempt)
+            .await
+            .with_context(|| format!("the broker did not answer within {bound:?}"))?;
+        *pending = None;
+        connected.context("connecting panicked")?.context("cannot connect to the broker")
+    }
+
+    fn attempt(&self) -> anyhow::Result<impl Future<Output = lapin::Result<Connection>> + use<>> {
+        let mut uri = amqp_uri(&self.broker.amqp_url)?;
+        let heartbeat = u16::try_from(self.broker.amqp_heartbeat.as_secs()).unwrap_or(u16::MAX);
+        uri.query.heartbeat.get_or_insert(heartbeat.max(1));
+        let properties = ConnectionProperties::default().with_connection_name(self.name.into());
+        Ok(Connection::connect_uri(uri, properties))
+    }
 }
 
 /// Reads an AMQP URL.
@@ -40,9 +68,8 @@ pub async fn connect(broker: &BrokerArgs, name: &str) -> anyhow::Result<Connecti
 /// # Errors
 /// When it cannot be read. The message does not repeat it: it holds a password.
 pub fn amqp_uri(url: &str) -> anyhow::Result<AMQPUri> {
-    url.parse().map_err(|reason: String| {
-        anyhow::anyhow!("the AMQP URL must be amqp://user:password@host:port/vhost ({reason})")
-    })
+    let wrong = || anyhow::anyhow!("the AMQP URL must be amqp://user:password@host:port/vhost");
+    url.parse().map_err(|_reason: String| wrong())
 }
 
 /// Closes a connection in an orderly way, or lets it drop if the broker does not answer.
@@ -79,7 +106,7 @@ where
             retry_in_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
             "session failed"
         );
-        part.fail(format!("{error:#}"));
+        part.fail("reconnecting; the log says why");
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = tokio::time::sleep(wait) => {}

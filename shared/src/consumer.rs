@@ -18,19 +18,21 @@ mod session;
 mod settle;
 
 use crate::config::{BrokerArgs, ConfirmArgs, ConsumerArgs};
+use crate::connection::{self, Connector};
 use crate::envelope::{ContractError, Envelope};
 use crate::failure::Failure;
 use crate::fault::{self, Point};
 use crate::health::Part;
 use crate::inbox::{self, Admission};
+use crate::incoming::Incoming;
 use crate::management::Management;
 use crate::metrics::Metrics;
+use crate::pool::Pool;
 use crate::retry::{Budget, Outcome};
 use crate::topology::Topology;
 use crate::trace_context::TraceContext;
-use crate::{connection, incoming::Incoming};
 use futures_util::FutureExt;
-use sqlx::{Acquire, PgConnection, PgPool};
+use sqlx::{Connection, PgConnection};
 use std::panic::AssertUnwindSafe;
 use tokio_util::sync::CancellationToken;
 
@@ -77,7 +79,7 @@ pub struct Consumer<H> {
     /// The business side.
     pub handler: H,
     /// Where the effects go.
-    pub pool: PgPool,
+    pub pool: Pool,
     /// Where messages come from.
     pub broker: BrokerArgs,
     /// Where policies are checked.
@@ -96,10 +98,20 @@ pub struct Consumer<H> {
     pub metrics: Metrics,
 }
 
+/// The two connections of a consumer.
+struct Brokers {
+    consuming: Connector,
+    publishing: Connector,
+}
+
 impl<H: Handler> Consumer<H> {
     /// Runs until `shutdown`.
     pub async fn run(self, shutdown: CancellationToken) {
-        let session = || self.session(&shutdown);
+        let brokers = Brokers {
+            consuming: Connector::new(self.broker.clone(), "consumer"),
+            publishing: Connector::new(self.broker.clone(), "consumer (retries, parking)"),
+        };
+        let session = || self.session(&brokers, &shutdown);
         connection::supervise(self.part.clone(), shutdown.clone(), session).await;
     }
 
@@ -127,8 +139,8 @@ impl<H: Handler> Consumer<H> {
             Err(broken) => return Err(Failure::permanent(anyhow::anyhow!("{broken}"))),
         };
         let event = H::decode(envelope)?;
-        let mut connection = Unsure::new(self.pool.acquire().await?);
-        let mut tx = connection.get().begin().await?;
+        let mut lease = self.pool.lease().await?;
+        let mut tx = lease.begin().await?;
         let outcome = match inbox::admit(&mut tx, H::NAME, envelope).await? {
             Admission::Admitted => {
                 let trace = message.trace_context().or_new();
@@ -136,7 +148,11 @@ impl<H: Handler> Consumer<H> {
             }
             Admission::Duplicate => Outcome::Duplicate,
             Admission::Stale => Outcome::Stale,
-            Admission::Gap { last } => return Err(gap(envelope, last)),
+            Admission::Gap { last } => {
+                tx.rollback().await?;
+                lease.give_back();
+                return Err(gap(envelope, last));
+            }
             Admission::ReusedId => {
                 return Err(Failure::permanent(anyhow::anyhow!(
                     "message_id {:?} was used before by another message",
@@ -146,7 +162,7 @@ impl<H: Handler> Consumer<H> {
         };
         fault::point(Point::ConsumerBeforeCommit);
         tx.commit().await?;
-        connection.sure();
+        lease.give_back();
         fault::point(Point::ConsumerAfterCommit);
         self.handler.committed();
         Ok(outcome)
@@ -162,31 +178,4 @@ fn gap(envelope: &Envelope, last: Option<i64>) -> Failure {
         aggregate.kind,
         aggregate.id,
     ))
-}
-
-/// A pooled connection that goes back into the pool only if all went well. One that was dropped in
-/// the middle of something (a time-out, a panic, an error) is closed instead: the server rolls
-/// back, and nobody inherits half a conversation.
-struct Unsure(sqlx::pool::PoolConnection<sqlx::Postgres>, bool);
-
-impl Unsure {
-    fn new(connection: sqlx::pool::PoolConnection<sqlx::Postgres>) -> Self {
-        Self(connection, true)
-    }
-
-    fn get(&mut self) -> &mut PgConnection {
-        &mut self.0
-    }
-
-    fn sure(mut self) {
-        self.1 = false;
-    }
-}
-
-impl Drop for Unsure {
-    fn drop(&mut self) {
-        if self.1 {
-            self.0.close_on_drop();
-        }
-    }
 }

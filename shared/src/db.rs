@@ -8,10 +8,11 @@ use crate::backoff::Backoff;
 use crate::config::DatabaseArgs;
 use crate::failure::{Class, classify};
 use crate::health::Part;
+use crate::pool::Pool;
 use anyhow::Context;
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection as _, PgConnection, PgPool};
+use sqlx::{ConnectOptions, Connection as _, PgConnection};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -31,7 +32,7 @@ fn options(args: &DatabaseArgs) -> anyhow::Result<PgConnectOptions> {
 ///
 /// # Errors
 /// When the URL cannot be read.
-pub fn pool(args: &DatabaseArgs) -> anyhow::Result<PgPool> {
+pub fn pool(args: &DatabaseArgs) -> anyhow::Result<Pool> {
     let options = options(args)?.options([
         // Transactions here are a handful of statements by primary key.
         ("statement_timeout", "8s"),
@@ -39,23 +40,24 @@ pub fn pool(args: &DatabaseArgs) -> anyhow::Result<PgPool> {
         // Ends the transaction of a process that froze in it, and frees its row locks.
         ("idle_in_transaction_session_timeout", "15s"),
     ]);
-    Ok(PgPoolOptions::new()
+    let pool = PgPoolOptions::new()
         .max_connections(args.database_pool_size.get())
         .acquire_timeout(args.database_acquire_timeout)
-        .connect_lazy_with(options))
+        .connect_lazy_with(options);
+    Ok(Pool(pool))
 }
 
 /// The relay's one connection, which is also its lock.
 ///
 /// # Errors
 /// When the database is not reached.
-pub async fn connect_relay(args: &DatabaseArgs) -> anyhow::Result<PgConnection> {
+pub async fn connect_relay(args: &DatabaseArgs, lease: Duration) -> anyhow::Result<PgConnection> {
     let options = options(args)?.options([
-        ("statement_timeout", "8s"),
-        // The relay asks for work every half second, and waits for confirms for seconds at most. A
-        // session that is silent for longer belongs to a frozen process or a lost host: the server
-        // ends it, which frees the advisory lock for a standby. PostgreSQL 14 and later.
-        ("idle_session_timeout", "30s"),
+        ("statement_timeout", "8s".to_owned()),
+        // The relay asks for work again and again. A session that is silent for longer belongs to a
+        // frozen process or a lost host: the server ends it, which frees the advisory lock for a
+        // standby. PostgreSQL 14 and later.
+        ("idle_session_timeout", format!("{}ms", lease.as_millis())),
     ]);
     connect(&options).await
 }
@@ -82,7 +84,10 @@ async fn connect(options: &PgConnectOptions) -> anyhow::Result<PgConnection> {
 /// # Errors
 /// When the database is not reached, or a migration fails (it is rolled back then).
 pub async fn migrate(args: &DatabaseArgs, migrator: &Migrator) -> anyhow::Result<()> {
-    let mut connection = connect_once(args).await?;
+    // A replica that freezes in its migration must not keep the others waiting for its lock.
+    let options = options(args)?
+        .options([("idle_session_timeout", "60s"), ("idle_in_transaction_session_timeout", "60s")]);
+    let mut connection = connect(&options).await?;
     migrator.run(&mut connection).await.context("cannot migrate the database")?;
     connection.close().await.context("cannot close the migration's connection")?;
     info!("database schema is up to date");
@@ -114,7 +119,7 @@ pub async fn migrate_when_reached(
         failures += 1;
         let wait = Backoff::RECONNECT.jittered(failures);
         warn!(error = format!("{error:#}"), failures, "the database is not there yet");
-        part.fail(format!("{error:#}"));
+        part.fail("waiting for the database; the log says why");
         tokio::select! {
             () = shutdown.cancelled() => return Ok(false),
             () = tokio::time::sleep(wait) => {}

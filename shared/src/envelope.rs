@@ -9,8 +9,9 @@ use chrono::{DateTime, SubsecRound, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Longest event id in bytes. An AMQP short string holds 255; the rest is room for the suffix of a
-/// derived id (see [`derived_id`]).
+/// Longest event id in bytes, well within the 255 of an AMQP short string. Derived ids (see
+/// [`derived_id`]) must keep it too, so an id from elsewhere that leaves no room for their suffixes
+/// ends in parking. Ours have 26 bytes.
 pub const MAX_ID_BYTES: usize = 200;
 
 /// A message body. Unknown fields are ignored, so that a producer may add some.
@@ -23,7 +24,7 @@ pub struct Envelope<D = Value> {
     pub event_type: String,
     /// Which shape `data` has, counted for each type.
     pub schema_version: u32,
-    /// When the fact became true, in UTC, rounded to microseconds as PostgreSQL keeps them.
+    /// When the fact became true, in UTC, in whole microseconds as PostgreSQL keeps them.
     pub occurred_at: DateTime<Utc>,
     /// The service that says so.
     pub producer: String,
@@ -183,7 +184,7 @@ pub fn new_id() -> String {
     ulid::Ulid::generate().to_string()
 }
 
-/// The time now, rounded once to what both JSON and PostgreSQL keep, so that they agree for ever.
+/// The time now, cut once to what both JSON and PostgreSQL keep, so that they agree for ever.
 #[must_use]
 pub fn now() -> DateTime<Utc> {
     Utc::now().trunc_subsecs(6)

@@ -126,6 +126,7 @@ pub fn classify(error: &sqlx::Error) -> Class {
         | E::ColumnNotFound(_)
         | E::ColumnDecode { .. }
         | E::Encode(_)
+        | E::InvalidArgument(_)
         | E::Decode(_) => Class::Permanent,
         _ => Class::Unknown,
     }

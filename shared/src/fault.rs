@@ -3,7 +3,8 @@
 //!
 //! `FAULT_POINT=consumer.after_commit` in the environment makes the process kill itself with
 //! SIGKILL, as a power cut would, the first time it passes there: no destructor runs, no buffer is
-//! flushed, no socket is closed in an orderly way.
+//! flushed, no socket is closed in an orderly way. With `FAULT_ACTION=stop` it freezes there instead,
+//! until somebody sends SIGCONT.
 
 /// Where. Each name is `{module}.{before|after}_{what}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,14 +64,19 @@ impl Point {
     }
 }
 
-/// Dies here if the environment says so.
+/// Dies or freezes here if the environment says so.
 #[cfg(feature = "fault-points")]
 pub fn point(here: Point) {
+    use nix::sys::signal::{Signal, raise};
     use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicBool, Ordering};
     static CHOSEN: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("FAULT_POINT").ok());
-    if CHOSEN.as_deref() == Some(here.name()) {
+    static STOPS: LazyLock<bool> =
+        LazyLock::new(|| std::env::var("FAULT_ACTION").is_ok_and(|action| action == "stop"));
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if CHOSEN.as_deref() == Some(here.name()) && !DONE.swap(true, Ordering::Relaxed) {
         // Fails only for a signal or a process that does not exist.
-        let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
+        let _ = raise(if *STOPS { Signal::SIGSTOP } else { Signal::SIGKILL });
     }
 }
 

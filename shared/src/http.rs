@@ -9,6 +9,7 @@ pub use extract::{ApiJson, ApiPath, ApiQuery};
 pub use problem::{Kind, Problem, ProblemBody};
 
 use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -38,6 +39,13 @@ pub fn edge<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
 
 async fn bounded(request: Request, next: Next) -> Response {
     match tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await {
+        // A refusal without a word comes from a library's route, such as a page that is not there.
+        Ok(response)
+            if response.status() == StatusCode::NOT_FOUND
+                && !response.headers().contains_key(header::CONTENT_TYPE) =>
+        {
+            Problem::new(Kind::NoSuchRoute, "nothing is served at this path").into_response()
+        }
         Ok(response) => response,
         Err(_) => Problem::unavailable("the request took too long").into_response(),
     }

@@ -1,17 +1,23 @@
 //! A delivery, read with suspicion: everything on it came from outside.
 //!
 //! Headers are hints for retries and for people. A hint that is missing, of another type, negative
-//! or absurd counts as absent; none of them can make a message be acked, or tried for ever.
+//! or absurd counts as absent. None of them can make a message be acked, and none can make it be
+//! tried for ever: its age counts from its first failure too.
 
 use crate::envelope::{ContractError, Envelope};
+use crate::failure::Class;
 use crate::trace_context::TraceContext;
 use chrono::{DateTime, TimeDelta, Utc};
 use lapin::message::Delivery;
 use lapin::types::{AMQPValue, FieldTable};
 use std::time::Duration;
 
-/// Attempts so far.
+/// Attempts so far, of whatever class they failed.
 pub const ATTEMPT: &str = "x-retry-attempt";
+/// The class of the last failure.
+pub const CLASS: &str = "x-failure-class";
+/// Failures of that class in a row.
+pub const CLASS_ATTEMPT: &str = "x-failure-class-attempt";
 /// When the first of them failed, RFC 3339.
 pub const FIRST_FAILED_AT: &str = "x-first-failed-at";
 /// The exchange that it was first published to.
@@ -22,7 +28,7 @@ pub const ORIGINAL_ROUTING_KEY: &str = "x-original-routing-key";
 /// in a retry queue it would cut the delay short.
 pub const PRODUCER_DEADLINE: &str = "x-producer-deadline";
 
-/// More attempts than any budget has: a header that claims more is not believed.
+/// Nobody tries a message this often: a header that says so is not believed.
 const ABSURD_ATTEMPTS: i64 = 1_000_000;
 
 /// One delivery and what could be read of it.
@@ -62,16 +68,29 @@ impl Incoming {
         }
     }
 
-    /// How often it was tried before this time.
+    /// How often it was tried, this time included.
     #[must_use]
-    pub fn earlier_attempts(&self) -> u32 {
-        self.header(ATTEMPT).and_then(integer).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
+    pub fn attempts(&self) -> u32 {
+        self.count(ATTEMPT).saturating_add(1)
     }
 
-    /// When it first failed, if it has.
+    /// How often in a row it has failed with this class, this time included.
+    #[must_use]
+    pub fn attempts_of(&self, class: Class) -> u32 {
+        let same = self.header(CLASS).and_then(text) == Some(class.as_str());
+        let earlier = if same { self.count(CLASS_ATTEMPT) } else { 0 };
+        earlier.saturating_add(1)
+    }
+
+    fn count(&self, header: &str) -> u32 {
+        self.header(header).and_then(integer).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
+    }
+
+    /// When it first failed, if it has. Not in the future.
     #[must_use]
     pub fn first_failed_at(&self) -> Option<DateTime<Utc>> {
-        self.header(FIRST_FAILED_AT).and_then(text).and_then(time)
+        let at = self.header(FIRST_FAILED_AT).and_then(text).and_then(time);
+        at.filter(|at| *at <= self.received_at)
     }
 
     /// Where it was first published: exchange and key.
@@ -84,16 +103,16 @@ impl Incoming {
         }
     }
 
-    /// Time since it occurred: by the envelope, else by AMQP's timestamp, else since it first
-    /// failed. A time in the future counts as now.
+    /// Time since it occurred, by the envelope or else by AMQP's timestamp; or since it first failed,
+    /// if that is longer ago. A clock that is ahead of ours cannot keep a message young for ever.
     #[must_use]
     pub fn age(&self) -> Duration {
         let occurred_at = match &self.envelope {
             Ok(envelope) => Some(envelope.occurred_at),
-            Err(_) => self.timestamp().or_else(|| self.first_failed_at()),
+            Err(_) => self.timestamp(),
         };
-        let age = occurred_at.map(|at| self.received_at - at);
-        age.and_then(|age| age.to_std().ok()).unwrap_or_default()
+        let since = |at: DateTime<Utc>| (self.received_at - at).to_std().unwrap_or_default();
+        occurred_at.into_iter().chain(self.first_failed_at()).map(since).max().unwrap_or_default()
     }
 
     /// The producer's own deadline, where it set AMQP's `expiration`: not a matter of queues but of
@@ -178,6 +197,46 @@ mod tests {
         ] {
             assert_eq!(integer(&value), Some(3), "{value:?}");
         }
+    }
+
+    /// A delivery with these headers, whose envelope occurred at this time.
+    fn incoming(occurred_at: &str, headers: &[(&str, AMQPValue)]) -> Incoming {
+        let body = serde_json::json!({
+            "id": "id", "type": "order.created", "schema_version": 3, "occurred_at": occurred_at,
+            "producer": "orders", "correlation_id": "c", "causation_id": "d",
+            "aggregate": {"type": "order", "id": "42", "version": 1}, "data": {}
+        });
+        let mut table = FieldTable::default();
+        for (name, value) in headers {
+            table.insert((*name).into(), value.clone());
+        }
+        let mut delivery =
+            Delivery::mock(1, "".into(), "q".into(), false, body.to_string().into_bytes());
+        delivery.properties =
+            lapin::BasicProperties::default().with_message_id("id".into()).with_headers(table);
+        Incoming::new(delivery)
+    }
+
+    #[test]
+    fn a_time_in_the_future_does_not_keep_a_failing_message_young() {
+        let failed_at = (Utc::now() - TimeDelta::hours(1)).to_rfc3339();
+        let first = (FIRST_FAILED_AT, AMQPValue::LongString(failed_at.as_str().into()));
+        assert!(incoming("2999-01-01T00:00:00Z", &[first]).age() >= Duration::from_secs(3600));
+        let forged = (FIRST_FAILED_AT, AMQPValue::LongString("2999-01-01T00:00:00Z".into()));
+        assert_eq!(incoming("2999-01-01T00:00:00Z", &[forged]).age(), Duration::ZERO);
+    }
+
+    #[test]
+    fn attempts_are_counted_for_each_class_apart() {
+        let headers = [
+            (ATTEMPT, AMQPValue::LongInt(5)),
+            (CLASS, AMQPValue::LongString("not_yet".into())),
+            (CLASS_ATTEMPT, AMQPValue::LongInt(5)),
+        ];
+        let message = incoming("2026-01-01T00:00:00Z", &headers);
+        assert_eq!(message.attempts(), 6);
+        assert_eq!(message.attempts_of(Class::NotYet), 6);
+        assert_eq!(message.attempts_of(Class::Transient), 1);
     }
 
     #[test]

@@ -53,6 +53,7 @@ pub mod health;
 pub mod http;
 pub mod metrics;
 pub mod ops;
+pub mod pool;
 pub mod roles;
 pub mod service;
 pub mod telemetry;

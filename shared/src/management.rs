@@ -5,7 +5,7 @@
 //! needs the policies in force waits until they are reported so ([`Management::wait_in_force`]).
 
 use crate::connection::amqp_uri;
-use crate::policies::{Mismatch, Policy, compare, list, policies};
+use crate::policies::{Mismatch, Policy, compare, policies};
 use crate::topology::Topology;
 use anyhow::Context;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
@@ -105,29 +105,24 @@ impl Management {
     }
 
     /// Waits until the declared queues report the policies in force; `look` hears each answer.
-    /// Whatever still differs after `limit` is in the way for good: a policy that is missing or
-    /// somebody else's, an argument of the queue.
+    /// Returns what still differs after `limit`, and so is in the way for good: a policy that is
+    /// missing or somebody else's, an argument of the queue. Empty: all is well.
     ///
     /// # Errors
-    /// What differs; or when the API is not reached.
+    /// When the API is not reached or does not let this user look.
     pub async fn wait_in_force(
         &self,
         topology: &Topology,
         limit: Duration,
         look: impl Fn(&[Mismatch]),
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Vec<Mismatch>> {
         let began = Instant::now();
         loop {
             let mismatches = self.check(topology).await?;
             look(&mismatches);
-            if mismatches.is_empty() {
-                return Ok(());
+            if mismatches.is_empty() || began.elapsed() >= limit {
+                return Ok(mismatches);
             }
-            anyhow::ensure!(
-                began.elapsed() < limit,
-                "the topology is not as it must be: {}",
-                list(&mismatches)
-            );
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }

@@ -8,7 +8,8 @@ use crate::config::OpsArgs;
 use crate::health::Health;
 use crate::http::{Kind, Problem, edge};
 use crate::metrics::Metrics;
-use crate::outbox::{self, Lag};
+use crate::outbox;
+use crate::pool::Pool;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -16,7 +17,6 @@ use axum::response::Response;
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::Serialize;
-use sqlx::PgPool;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ const DATABASE_BOUND: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Ops {
     /// The service's own database.
-    pub pool: PgPool,
+    pub pool: Pool,
     /// What its parts report.
     pub health: Health,
     /// What it counts.
@@ -64,10 +64,10 @@ struct Readiness {
 
 async fn ready(State(ops): State<Ops>) -> (StatusCode, Json<Readiness>) {
     let mut report = ops.health.report();
-    match lag(&ops.pool).await {
-        Ok(lag) => {
+    match oldest_waiting(&ops.pool).await {
+        Ok(seconds) => {
             report.insert("database", None);
-            report.insert("outbox", late(&lag, ops.args.ready_relay_lag));
+            report.insert("outbox", late(seconds, ops.args.ready_relay_lag));
         }
         Err(error) => {
             report.insert("database", Some(error));
@@ -82,23 +82,24 @@ async fn ready(State(ops): State<Ops>) -> (StatusCode, Json<Readiness>) {
     (status, Json(Readiness { ready, parts }))
 }
 
-async fn lag(pool: &PgPool) -> Result<Lag, String> {
-    let lag = async { outbox::lag(&mut *pool.acquire().await?).await };
-    match tokio::time::timeout(DATABASE_BOUND, lag).await {
-        Ok(Ok(lag)) => Ok(lag),
+async fn oldest_waiting(pool: &Pool) -> Result<Option<f64>, String> {
+    let ask = async {
+        let mut db = pool.lease().await?;
+        let seconds = outbox::oldest_waiting_seconds(&mut db).await?;
+        db.give_back();
+        Ok::<_, sqlx::Error>(seconds)
+    };
+    match tokio::time::timeout(DATABASE_BOUND, ask).await {
+        Ok(Ok(seconds)) => Ok(seconds),
         // Its text may name hosts and users; the log has it where it matters.
         Ok(Err(_)) => Err("the database refuses".into()),
         Err(_) => Err(format!("the database did not answer within {DATABASE_BOUND:?}")),
     }
 }
 
-fn late(lag: &Lag, limit: Duration) -> Option<String> {
-    (lag.oldest_seconds > limit.as_secs_f64()).then(|| {
-        format!(
-            "{} events wait to be published, the oldest for {:.0} s",
-            lag.rows, lag.oldest_seconds
-        )
-    })
+fn late(seconds: Option<f64>, limit: Duration) -> Option<String> {
+    let seconds = seconds.filter(|seconds| *seconds > limit.as_secs_f64())?;
+    Some(format!("the oldest event has been waiting to be published for {seconds:.0} s"))
 }
 
 async fn metrics(State(ops): State<Ops>) -> Result<String, Problem> {

@@ -7,7 +7,7 @@
 //! A crash between publish and [`mark_published`] leaves the row as it was: it is published again
 //! with the same id, and the receiver's inbox absorbs it.
 
-use crate::envelope::Envelope;
+use crate::envelope::{Envelope, MAX_ID_BYTES};
 use crate::trace_context::TraceContext;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -70,28 +70,22 @@ pub struct RowSummary {
     pub parked_at: Option<DateTime<Utc>>,
 }
 
-/// How far behind the relay is.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Lag {
-    /// Rows neither published nor parked.
-    pub rows: i64,
-    /// Age of the oldest of them in seconds, 0 where there is none.
-    pub oldest_seconds: f64,
-    /// Rows that wait for an operator.
-    pub parked: i64,
-}
-
-/// Writes an event into the transaction that makes it true. Returns whether it was new: an id that
-/// is there already (a derived event of a message handled before) changes nothing.
+/// Writes an event into the transaction that makes it true.
 ///
 /// # Errors
-/// Whatever PostgreSQL says; a second event for one version of an aggregate is a unique violation.
+/// Whatever PostgreSQL says: a second event for one version of an aggregate is a unique violation.
+/// An id that was written before is an error too: the inbox and the business keys have kept the
+/// echo of a message from coming this far, so it is not one.
 pub async fn append<D: Serialize>(
     tx: &mut PgConnection,
     exchange: &str,
     envelope: &Envelope<D>,
     trace: &TraceContext,
-) -> sqlx::Result<bool> {
+) -> sqlx::Result<()> {
+    if envelope.id.len() > MAX_ID_BYTES {
+        let text = format!("the event id {:?} is longer than {MAX_ID_BYTES} bytes", envelope.id);
+        return Err(sqlx::Error::InvalidArgument(text));
+    }
     let payload =
         serde_json::to_string(envelope).map_err(|error| sqlx::Error::Encode(error.into()))?;
     let done = sqlx::query!(
@@ -110,7 +104,11 @@ pub async fn append<D: Serialize>(
     )
     .execute(tx)
     .await?;
-    Ok(done.rows_affected() == 1)
+    if done.rows_affected() == 0 {
+        let text = format!("an event with the id {:?} was written before", envelope.id);
+        return Err(sqlx::Error::InvalidArgument(text));
+    }
+    Ok(())
 }
 
 /// The next rows to publish, oldest first, at most one of an aggregate.
@@ -132,7 +130,11 @@ pub async fn due(db: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<DueRow>>
                  WHERE older.published_at IS NULL
                    AND older.aggregate_type = this.aggregate_type
                    AND older.aggregate_id = this.aggregate_id
-                   AND older.aggregate_version < this.aggregate_version)
+                   AND older.aggregate_version < this.aggregate_version
+                 -- Keeps the planner from turning this into a join. Its statistics say that next
+                 -- to nothing is unpublished, true until an outage, and then a join over the
+                 -- backlog takes longer than the statement may.
+                 OFFSET 0)
            ORDER BY seq
            LIMIT $1"#,
         limit
@@ -219,20 +221,17 @@ pub async fn retry_parked(db: &mut PgConnection, id: Option<&str>) -> sqlx::Resu
     Ok(done.rows_affected())
 }
 
-/// How much waits, and for how long.
+/// Age in seconds of the oldest row that waits to be published, if one does. Parked rows wait for an
+/// operator and do not count.
 ///
 /// # Errors
 /// Whatever PostgreSQL says.
-pub async fn lag(db: &mut PgConnection) -> sqlx::Result<Lag> {
-    sqlx::query_as!(
-        Lag,
-        r#"SELECT count(*) FILTER (WHERE parked_at IS NULL) AS "rows!",
-                  coalesce(extract(epoch FROM now() - min(created_at)
-                      FILTER (WHERE parked_at IS NULL)), 0)::float8 AS "oldest_seconds!",
-                  count(parked_at) AS "parked!"
-           FROM outbox WHERE published_at IS NULL"#
+pub async fn oldest_waiting_seconds(db: &mut PgConnection) -> sqlx::Result<Option<f64>> {
+    sqlx::query_scalar!(
+        r#"SELECT extract(epoch FROM now() - created_at)::float8 AS "seconds!" FROM outbox
+           WHERE published_at IS NULL AND parked_at IS NULL ORDER BY seq LIMIT 1"#
     )
-    .fetch_one(db)
+    .fetch_optional(db)
     .await
 }
 
@@ -241,14 +240,14 @@ pub async fn lag(db: &mut PgConnection) -> sqlx::Result<Lag> {
 ///
 /// # Errors
 /// Whatever PostgreSQL says.
-pub async fn prune(db: &mut PgConnection, retention: Duration, limit: i64) -> sqlx::Result<u64> {
+pub async fn prune(db: &mut PgConnection, retention: Duration, limit: u64) -> sqlx::Result<u64> {
     let done = sqlx::query!(
         "DELETE FROM outbox WHERE seq IN (
              SELECT seq FROM outbox
              WHERE published_at < now() - make_interval(secs => $1)
              ORDER BY published_at LIMIT $2)",
         retention.as_secs_f64(),
-        limit
+        i64::try_from(limit).unwrap_or(i64::MAX)
     )
     .execute(db)
     .await?;

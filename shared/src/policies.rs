@@ -107,6 +107,16 @@ pub fn policies(topology: &Topology, broker_major: u32) -> Vec<Policy> {
     policies
 }
 
+/// Refuses what differs.
+///
+/// # Errors
+/// All of it, by queue and key.
+pub fn require_none(mismatches: &[Mismatch]) -> anyhow::Result<()> {
+    let all = list(mismatches);
+    anyhow::ensure!(mismatches.is_empty(), "the topology is not as it must be: {all}");
+    Ok(())
+}
+
 /// All differences in one line.
 #[must_use]
 pub fn list(mismatches: &[Mismatch]) -> String {

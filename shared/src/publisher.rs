@@ -64,16 +64,14 @@ pub enum BrokerTrouble {
 }
 
 impl BrokerTrouble {
-    /// Whether the broker closed the channel because of what a message is (too large, a forbidden
-    /// user id), rather than because of itself. In a batch of one, that message is to blame.
+    /// Whether the broker closed the channel because of what a message is (too large, say), rather
+    /// than because of itself or of what this service may do. In a batch of one, that message is to
+    /// blame.
     #[must_use]
     pub fn blames_the_message(&self) -> bool {
         let Self::Client(error) = self else { return false };
         let ErrorKind::ProtocolError(error) = error.kind() else { return false };
-        matches!(
-            error.kind(),
-            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED | AMQPSoftError::ACCESSREFUSED)
-        )
+        matches!(error.kind(), AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED))
     }
 }
 
@@ -131,7 +129,7 @@ impl Publisher {
         let mandatory = BasicPublishOptions { mandatory: true, ..Default::default() };
         let mut pending = Vec::with_capacity(batch.len());
         for message in batch {
-            let confirm = self
+            let published = self
                 .channel
                 .basic_publish(
                     message.exchange.clone(),
@@ -140,8 +138,18 @@ impl Publisher {
                     &message.body,
                     message.properties.clone(),
                 )
-                .await?;
-            pending.push(confirm);
+                .await;
+            match published {
+                Ok(confirm) => pending.push(confirm),
+                // The channel was closed while we were still publishing. Why, is told to those that
+                // wait for a confirm; this error says only that it is closed.
+                Err(closed) => {
+                    for confirm in pending {
+                        confirm.await?;
+                    }
+                    return Err(closed.into());
+                }
+            }
         }
         crate::fault::point(crate::fault::Point::PublisherBeforeConfirm);
 

@@ -23,12 +23,13 @@ mod step;
 pub use step::{Progress, Step};
 
 use crate::config::{BrokerArgs, ConfirmArgs, DatabaseArgs, RelayArgs};
+use crate::connection::{self, Connector};
+use crate::db;
 use crate::health::Part;
 use crate::metrics::Metrics;
 use crate::outbox;
 use crate::publisher::Publisher;
 use crate::topology::declare_topic;
-use crate::{connection, db};
 use anyhow::Context;
 use sqlx::{Connection as _, PgConnection};
 use std::sync::Arc;
@@ -42,7 +43,7 @@ const LOCK_KEY: i64 = 0x6f75_7462_6f78;
 /// A statement of the relay that takes longer means that the database is in trouble.
 const DATABASE_TIMEOUT: Duration = Duration::from_secs(10);
 const PRUNE_EVERY: Duration = Duration::from_secs(60);
-const PRUNE_BATCH: i64 = 1000;
+const PRUNE_BATCH: u64 = 1000;
 
 /// Rings when a transaction has committed outbox rows. A hint that saves the wait for the next
 /// poll, nothing more: the table is the truth.
@@ -79,17 +80,22 @@ pub struct Relay {
 impl Relay {
     /// Runs until `shutdown`.
     pub async fn run(self, shutdown: CancellationToken) {
-        let session = || self.session(&shutdown);
+        let broker = Connector::new(self.broker.clone(), "relay");
+        let session = || self.session(&broker, &shutdown);
         connection::supervise(self.part.clone(), shutdown.clone(), session).await;
     }
 
     /// Standby → active → until something breaks or `shutdown`.
-    async fn session(&self, shutdown: &CancellationToken) -> anyhow::Result<()> {
-        let mut db = db::connect_relay(&self.database).await?;
+    async fn session(
+        &self,
+        broker: &Connector,
+        shutdown: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let mut db = db::connect_relay(&self.database, self.args.relay_lease).await?;
         if !self.wait_for_the_lock(&mut db, shutdown).await? {
             return Ok(());
         }
-        let broker = connection::connect(&self.broker, "relay").await?;
+        let broker = broker.connect().await?;
         let channel = broker.create_channel().await?;
         declare_topic(&channel, self.exchange).await?;
         let mut step = Step {
@@ -103,8 +109,8 @@ impl Relay {
         let mut last_prune = Instant::now();
         while !shutdown.is_cancelled() {
             anyhow::ensure!(broker.status().connected(), "the broker closed the connection");
-            if last_prune.elapsed() > PRUNE_EVERY {
-                self.prune(&mut db).await?;
+            // A full batch says that there is more: the next turn goes on with it.
+            if last_prune.elapsed() > PRUNE_EVERY && self.prune(&mut db).await? < PRUNE_BATCH {
                 last_prune = Instant::now();
             }
             match step.relay_once(&mut db).await {
@@ -153,14 +159,14 @@ impl Relay {
         }
     }
 
-    async fn prune(&self, db: &mut PgConnection) -> anyhow::Result<()> {
+    async fn prune(&self, db: &mut PgConnection) -> anyhow::Result<u64> {
         let pruned =
             within_database_bound(outbox::prune(db, self.args.outbox_retention, PRUNE_BATCH))
                 .await?;
         if pruned > 0 {
             info!(rows = pruned, "pruned published outbox rows");
         }
-        Ok(())
+        Ok(pruned)
     }
 }
 

@@ -7,7 +7,8 @@
 use crate::config::Delay;
 use crate::failure::Failure;
 use crate::incoming::{
-    ATTEMPT, FIRST_FAILED_AT, Incoming, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, PRODUCER_DEADLINE,
+    ATTEMPT, CLASS, CLASS_ATTEMPT, FIRST_FAILED_AT, Incoming, ORIGINAL_EXCHANGE,
+    ORIGINAL_ROUTING_KEY, PRODUCER_DEADLINE,
 };
 use crate::publisher::Outgoing;
 use crate::retry::ParkReason;
@@ -19,18 +20,12 @@ use lapin::types::{AMQPValue, FieldTable};
 /// Headers share a frame with the properties; an error text may be as long as its message.
 const MAX_ERROR_CHARS: usize = 512;
 
-/// Headers that a copy never carries. `x-death` and its kin are the broker's own account, which a
-/// republished copy would falsify (older brokers even drop messages over it); `CC` and `BCC` would
-/// route the copy to where the original already went.
-const NEVER_COPIED: &[&str] = &[
-    "CC",
-    "BCC",
-    "x-death",
-    "x-first-death-",
-    "x-last-death-",
-    "x-delivery-count",
-    "x-acquired-count",
-];
+/// Headers that route: they would send the copy to where the original already went.
+const ROUTING: &[&str] = &["CC", "BCC"];
+/// Beginnings of the headers in which the broker keeps its own account. A republished copy would
+/// falsify it; older brokers even drop messages over it.
+const BROKERS_OWN: &[&str] =
+    &["x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count"];
 
 /// The copy that waits in the queue of `delay` and comes back.
 #[must_use]
@@ -38,10 +33,9 @@ pub fn retry_copy(
     message: &Incoming,
     topology: &Topology,
     delay: Delay,
-    attempts: u32,
     failure: &Failure,
 ) -> Outgoing {
-    let headers = marked(message, attempts, failure);
+    let headers = marked(message, failure);
     copy(message, headers, topology.retry_exchange(), delay.to_string())
 }
 
@@ -51,16 +45,14 @@ pub fn park_copy(
     message: &Incoming,
     topology: &Topology,
     reason: ParkReason,
-    attempts: u32,
     failure: &Failure,
     consumer: &str,
 ) -> Outgoing {
-    let mut headers = marked(message, attempts, failure);
+    let mut headers = marked(message, failure);
     let mut set = |name: &str, text: &str| {
         headers.insert(name.into(), AMQPValue::LongString(text.into()));
     };
     set("x-park-reason", reason.as_str());
-    set("x-failure-class", failure.class.as_str());
     set("x-consumer", consumer);
     set("x-consumer-version", env!("CARGO_PKG_VERSION"));
     if let Ok(envelope) = &message.envelope {
@@ -77,11 +69,12 @@ pub fn park_copy(
 }
 
 /// The headers of either copy: the message's own, and its history.
-fn marked(message: &Incoming, attempts: u32, failure: &Failure) -> FieldTable {
+fn marked(message: &Incoming, failure: &Failure) -> FieldTable {
     let mut headers = FieldTable::default();
     for (name, value) in message.headers().inner() {
-        let own_account = NEVER_COPIED.iter().any(|prefix| name.as_str().starts_with(prefix));
-        if !own_account {
+        let routes = ROUTING.contains(&name.as_str());
+        let account = BROKERS_OWN.iter().any(|prefix| name.as_str().starts_with(prefix));
+        if !routes && !account {
             headers.insert(name.clone(), value.clone());
         }
     }
@@ -97,7 +90,12 @@ fn marked(message: &Incoming, attempts: u32, failure: &Failure) -> FieldTable {
         set(PRODUCER_DEADLINE, deadline.to_rfc3339_opts(SecondsFormat::Millis, true));
     }
     set("x-last-error", failure.to_string().chars().take(MAX_ERROR_CHARS).collect());
-    headers.insert(ATTEMPT.into(), AMQPValue::LongLongInt(i64::from(attempts)));
+    set(CLASS, failure.class.as_str().to_owned());
+    for (name, count) in
+        [(ATTEMPT, message.attempts()), (CLASS_ATTEMPT, message.attempts_of(failure.class))]
+    {
+        headers.insert(name.into(), AMQPValue::LongLongInt(i64::from(count)));
+    }
     headers
 }
 

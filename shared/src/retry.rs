@@ -79,9 +79,10 @@ impl ParkReason {
 /// What is known about a failing message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Facts {
-    /// Attempts so far, this one included; at least 1.
+    /// Failures in a row of the class at hand, this one included; at least 1. A message that had to
+    /// wait for its predecessor has all its attempts left for the database.
     pub attempts: u32,
-    /// Time since it occurred.
+    /// Time since it occurred, or since it first failed if that is longer ago.
     pub age: Duration,
     /// Whether the deadline that its producer gave it has passed.
     pub past_producer_deadline: bool,
@@ -115,7 +116,9 @@ pub fn decide(
         Class::Unknown if facts.attempts >= limits.retry_attempts_unknown.get() => {
             Some(ParkReason::AttemptsExhausted)
         }
-        Class::NotYet if facts.age >= limits.retry_not_yet_deadline => {
+        // Not before it has walked the ladder once: after an outage everything is old, and what it
+        // waits for may be right behind it.
+        Class::NotYet if facts.age >= limits.retry_not_yet_deadline && walked(facts, budget) => {
             Some(ParkReason::GapDeadline)
         }
         _ if facts.past_producer_deadline => Some(ParkReason::ProducerDeadline),
@@ -128,6 +131,11 @@ pub fn decide(
         // No ladder, no delay: and a retry without one is not to be had.
         (None, None) => Disposition::Park(ParkReason::AttemptsExhausted),
     }
+}
+
+/// Whether it has waited on every rung.
+fn walked(facts: Facts, budget: &Budget) -> bool {
+    usize::try_from(facts.attempts).is_ok_and(|attempts| attempts > budget.delays.len())
 }
 
 /// The delay after this many attempts, or a neighbour of it for the configured share of messages.
@@ -199,6 +207,15 @@ mod tests {
         assert_eq!(shown(decide(Err(Class::NotYet), facts, &budget(0.0), 0.5)), "5m");
         facts.age = Duration::from_secs(900);
         assert_eq!(shown(decide(Err(Class::NotYet), facts, &budget(0.0), 0.5)), "gap-deadline");
+    }
+
+    #[test]
+    fn a_gap_in_an_old_backlog_walks_the_ladder_before_it_is_given_up() {
+        let path: Vec<String> = (1..=4)
+            .map(|n| Facts { age: Duration::from_secs(3600), ..young(n) })
+            .map(|facts| shown(decide(Err(Class::NotYet), facts, &budget(0.0), 0.5)))
+            .collect();
+        assert_eq!(path, ["5s", "30s", "5m", "gap-deadline"]);
     }
 
     #[test]

@@ -11,12 +11,12 @@ use crate::consumer::{Consumer, Handler};
 use crate::db;
 use crate::management::Management;
 use crate::ops::Ops;
+use crate::pool::Pool;
 use crate::relay::{Relay, WakeUp};
 use crate::service::Service;
 use crate::topology::{Names, Topology};
 use axum::Router;
 use clap::Args;
-use sqlx::PgPool;
 use sqlx::migrate::Migrator;
 use std::net::SocketAddr;
 
@@ -55,9 +55,9 @@ pub struct Blueprint<H> {
     /// Where its operations listen.
     pub ops_listen: SocketAddr,
     /// Its API. The wake-up is to be rung after a COMMIT with outbox rows in it.
-    pub api: fn(PgPool, WakeUp) -> Router,
+    pub api: fn(Pool, WakeUp) -> Router,
     /// Its operations, to be put behind the token, if it has any.
-    pub admin: fn(PgPool) -> Option<Router>,
+    pub admin: fn(Pool) -> Option<Router>,
     /// What it does with messages.
     pub handler: fn(WakeUp) -> H,
 }
@@ -70,6 +70,7 @@ pub struct Blueprint<H> {
 pub async fn run<H: Handler>(blueprint: Blueprint<H>, args: ServiceArgs) -> anyhow::Result<()> {
     let names = blueprint.names;
     let topology = Topology::new(names, args.topology)?;
+    args.relay.check(&args.confirm)?;
     let pool = db::pool(&args.database)?;
     let management = Management::new(&args.management.management_url, &args.broker.amqp_url)?;
     let mut service = Service::new(args.process.clone())?;

@@ -44,6 +44,10 @@ impl Extractor for One<'_> {
 impl TraceContext {
     /// Reads the three headers through `get`. What is malformed or over-long is left out.
     pub fn extract<'a>(get: impl Fn(&str) -> Option<&'a str>) -> Self {
+        // Nothing else is allowed in such a header, and PostgreSQL's jsonb would refuse a NUL.
+        let get = |name| {
+            get(name).filter(|value| value.bytes().all(|b| matches!(b, b'\t' | b' '..=b'~')))
+        };
         let traceparent = get("traceparent").filter(|value| is_valid_traceparent(value));
         // `tracestate` means nothing without the parent that it belongs to.
         let tracestate = traceparent
@@ -103,6 +107,15 @@ mod tests {
             headers,
             [("traceparent", PARENT), ("tracestate", "a=b"), ("baggage", "user=7")]
         );
+    }
+
+    #[test]
+    fn control_characters_are_left_out() {
+        let context = TraceContext::extract(|name| match name {
+            "traceparent" => Some(PARENT),
+            _ => Some("a=\0"),
+        });
+        assert_eq!(context.headers().collect::<Vec<_>>(), [("traceparent", PARENT)]);
     }
 
     #[test]

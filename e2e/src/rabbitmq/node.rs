@@ -58,7 +58,7 @@ impl Node {
         );
         let mut advanced = "[].\n";
         if self.hurried {
-            conf.push_str("collect_statistics_interval = 1000\n");
+            conf.push_str("collect_statistics_interval = 1000\nmax_message_size = 1048576\n");
             // A quorum queue tells the management API of its effective policy once a tick.
             advanced = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 2000},
                                    {quorum_tick_interval, 200}]}].\n";

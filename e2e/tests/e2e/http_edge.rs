@@ -107,6 +107,7 @@ async fn every_wrong_route_method_header_and_parameter_is_a_problem() -> Result<
     for (method, path, content_type, key, status, kind) in [
         (Method::GET, "/", None, None, 404, "no-such-route"),
         (Method::GET, "/orderz", None, None, 404, "no-such-route"),
+        (Method::GET, "/docs/none", None, None, 404, "no-such-route"),
         (Method::DELETE, "/orders", None, None, 405, "method-not-allowed"),
         (Method::PUT, &one, None, None, 405, "method-not-allowed"),
         (Method::POST, "/orders", None, None, 415, "unsupported-media-type"),

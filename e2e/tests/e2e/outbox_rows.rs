@@ -7,9 +7,7 @@ use clap::Parser;
 use e2e::broker::Broker;
 use e2e::servers::Servers;
 use e2e::service::{Env, Service};
-use lapin::options::ExchangeDeclareOptions;
-use lapin::types::FieldTable;
-use lapin::{Connection, ConnectionProperties, ExchangeKind};
+use lapin::{Connection, ConnectionProperties};
 use serde_json::json;
 use shared::config::RelayArgs;
 use shared::metrics::Metrics;
@@ -202,20 +200,12 @@ async fn a_row_that_spends_its_budget_is_parked_and_holds_back_its_own_aggregate
 #[tokio::test]
 async fn a_row_over_which_the_broker_closes_the_channel_is_found_and_blamed_alone() -> Result<()> {
     let mut outbox = Outbox::set_up("blame", "orders-service", &[]).await?;
-    // Publishing to an internal exchange closes the channel with 403, whatever else is in the batch.
-    outbox
-        .broker
-        .channel
-        .exchange_declare(
-            "hidden".into(),
-            ExchangeKind::Topic,
-            ExchangeDeclareOptions { internal: true, durable: true, ..Default::default() },
-            FieldTable::default(),
-        )
-        .await?;
-    outbox.append("before", "orders", "order.created").await?;
-    outbox.append("forbidden", "hidden", "order.created").await?;
-    outbox.append("after", "orders", "order.created").await?;
+    // Larger than the broker takes: it closes the channel with 406, whatever else is in the batch,
+    // and does so while the rest of the batch is still being published.
+    let mut large = order_event("large", "order.created", 3, json!({}));
+    large["data"]["padding"] = json!("x".repeat(2 << 20));
+    outbox.append_raw("large", "orders", "order.created", 1, &large.to_string()).await?;
+    outbox.append_many("small", 499).await?;
 
     // As the session does: a new channel after each trouble that may be a row's.
     let mut troubles = 0;
@@ -237,7 +227,25 @@ async fn a_row_over_which_the_broker_closes_the_channel_is_found_and_blamed_alon
     )
     .fetch_all(&mut outbox.db)
     .await?;
-    assert_eq!(rows, [("forbidden".to_owned(), 1)]);
+    assert_eq!(rows, [("large".to_owned(), 1)]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_backlog_that_the_planner_knows_nothing_of_does_not_outlast_the_statement() -> Result<()>
+{
+    let mut outbox = Outbox::set_up("backlog", "orders-service", &[]).await?;
+    // Statistics of the good days: much is published, nothing waits.
+    sqlx::query("ALTER TABLE outbox SET (autovacuum_enabled = false)")
+        .execute(&mut outbox.db)
+        .await?;
+    outbox.append_many("published", 20_000).await?;
+    sqlx::query("UPDATE outbox SET published_at = now()").execute(&mut outbox.db).await?;
+    sqlx::query("VACUUM ANALYZE outbox").execute(&mut outbox.db).await?;
+    outbox.append_many("waiting", 60_000).await?;
+    // The relay's own bound on a statement.
+    sqlx::query("SET statement_timeout = '8s'").execute(&mut outbox.db).await?;
+    assert_eq!(outbox.relay().await?, Progress { published: 500, refused: 0 });
     Ok(())
 }
 

@@ -23,57 +23,56 @@ impl<H: Handler> Consumer<H> {
         publisher: &mut Publisher,
     ) -> anyhow::Result<()> {
         let result = self.apply_bounded(&message).await;
-        let facts = Facts {
-            attempts: message.earlier_attempts().saturating_add(1),
-            age: message.age(),
-            past_producer_deadline: message
-                .producer_deadline()
-                .is_some_and(|deadline| deadline <= message.received_at),
-        };
         let class = result.as_ref().map(|outcome| *outcome).map_err(|failure| failure.class);
+        let deadline = message.producer_deadline();
+        let facts = Facts {
+            attempts: class.err().map_or(1, |class| message.attempts_of(class)),
+            age: message.age(),
+            past_producer_deadline: deadline.is_some_and(|at| at <= message.received_at),
+        };
         let disposition = decide(class, facts, &self.budget(), rand::random());
 
         match (result, disposition) {
             (Ok(outcome), _) => {
+                ack(&message).await?;
                 self.log_outcome(&message, outcome);
-                ack(&message).await
+                Ok(())
             }
             (Err(failure), Disposition::Retry(delay)) => {
+                let copy = retry_copy(&message, &self.topology, delay, &failure);
+                hand_over(publisher, copy)
+                    .await
+                    .with_context(|| format!("a retry was not taken; it is for: {failure}"))?;
+                fault::point(Point::ConsumerAfterRetryConfirm);
                 warn!(
                     message_id = message.message_id(),
                     event_type = message.event_type(),
                     class = failure.class.as_str(),
                     error = %failure,
-                    attempt = facts.attempts,
+                    attempt = message.attempts(),
                     retry_in = %delay,
                     "message will be retried"
                 );
-                let copy = retry_copy(&message, &self.topology, delay, facts.attempts, &failure);
-                hand_over(publisher, copy).await.context("a retry was not taken")?;
                 self.metrics.retried(H::NAME, failure.class);
-                fault::point(Point::ConsumerAfterRetryConfirm);
                 ack(&message).await
             }
             (Err(failure), Disposition::Park(reason)) => {
+                let copy = park_copy(&message, &self.topology, reason, &failure, H::NAME);
+                if let Err(not_taken) = hand_over(publisher, copy).await {
+                    return reject(&message, not_taken, &failure).await;
+                }
+                fault::point(Point::ConsumerAfterParkConfirm);
                 error!(
                     message_id = message.message_id(),
                     event_type = message.event_type(),
                     class = failure.class.as_str(),
                     error = %failure,
-                    attempt = facts.attempts,
+                    attempt = message.attempts(),
                     reason = reason.as_str(),
                     "message is parked"
                 );
-                let copy =
-                    park_copy(&message, &self.topology, reason, facts.attempts, &failure, H::NAME);
                 self.metrics.parked(H::NAME, reason);
-                match hand_over(publisher, copy).await {
-                    Ok(()) => {
-                        fault::point(Point::ConsumerAfterParkConfirm);
-                        ack(&message).await
-                    }
-                    Err(not_taken) => reject(&message, not_taken).await,
-                }
+                ack(&message).await
             }
             // `decide` never acks a failure; if it did, ending the session loses nothing.
             (Err(failure), Disposition::Ack) => Err(unsettled(failure)),
@@ -127,7 +126,7 @@ async fn ack(message: &Incoming) -> anyhow::Result<()> {
 
 /// Parking would not take the copy. Rejected without requeue, the original stays in the source
 /// queue's at-least-once dead lettering, which tries parking again until it is back.
-async fn reject(message: &Incoming, not_taken: NotTaken) -> anyhow::Result<()> {
+async fn reject(message: &Incoming, not_taken: NotTaken, failure: &Failure) -> anyhow::Result<()> {
     message
         .delivery
         .reject(BasicRejectOptions { requeue: false })
@@ -138,13 +137,18 @@ async fn reject(message: &Incoming, not_taken: NotTaken) -> anyhow::Result<()> {
         NotTaken::Full(parking) => {
             error!(
                 message_id = message.message_id(),
-                parking, "parking is full; the source queue keeps the message"
+                class = failure.class.as_str(),
+                error = %failure,
+                parking,
+                "parking is full; the source queue keeps the message"
             );
             Ok(())
         }
         // A new session declares what is missing, and has a sound channel.
-        NotTaken::Returned(..) | NotTaken::Trouble(_) => Err(anyhow::Error::from(not_taken)
-            .context("parking did not take a copy; the source queue keeps the message")),
+        NotTaken::Returned(..) | NotTaken::Trouble(_) => {
+            let what = format!("parking took no copy; the queue keeps the message, for: {failure}");
+            Err(anyhow::Error::from(not_taken).context(what))
+        }
     }
 }
 
