@@ -72,6 +72,20 @@ pub fn amqp_uri(url: &str) -> anyhow::Result<AMQPUri> {
     url.parse().map_err(|_reason: String| wrong())
 }
 
+/// A step of setting a session up, within a bound: a broker that froze, or that blocks connections
+/// because of an alarm, answers nothing for as long as that lasts.
+///
+/// # Errors
+/// The step's own, or that it took too long.
+pub async fn bounded<T>(
+    what: &'static str,
+    step: impl Future<Output = lapin::Result<T>>,
+) -> anyhow::Result<T> {
+    const BOUND: Duration = Duration::from_secs(10);
+    let done = tokio::time::timeout(BOUND, step).await;
+    done.with_context(|| format!("{what}: no answer within {BOUND:?}"))?.context(what)
+}
+
 /// Closes a connection in an orderly way, or lets it drop if the broker does not answer.
 pub async fn close(connection: &Connection) {
     let bye = connection.close(200, "bye".into());

@@ -96,8 +96,10 @@ impl Relay {
             return Ok(());
         }
         let broker = broker.connect().await?;
-        let channel = broker.create_channel().await?;
-        declare_topic(&channel, self.exchange).await?;
+        connection::bounded("declaring the exchange", async {
+            declare_topic(&broker.create_channel().await?, self.exchange).await
+        })
+        .await?;
         let mut step = Step {
             publisher: Publisher::open(&broker, self.confirm.confirm_timeout).await?,
             args: self.args.clone(),

@@ -140,6 +140,32 @@ async fn the_outbox_tables_of_both_services_are_one_and_the_same() -> Result<()>
 }
 
 #[tokio::test]
+async fn every_variable_is_in_the_example_environment_with_its_default() -> Result<()> {
+    let example = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../.env.example"))?;
+    let mut seen = 0;
+    for service in ["orders-service", "inventory-service"] {
+        // `[env: NAME=]`, and `[default: VALUE]` in the paragraph of the same option.
+        let help = Service::command_ok(service, &["run", "--help"], &Env::new()).await?;
+        for option in help.split("\n      --").skip(1) {
+            let between = |start: &str| Some(option.split_once(start)?.1.split_once(']')?.0);
+            let Some(name) = between("[env: ").and_then(|env| env.split('=').next()) else {
+                continue;
+            };
+            seen += 1;
+            let default = between("[default: ").unwrap_or_default();
+            // The two services listen on ports of their own; their lines say so.
+            let line = match name {
+                "HTTP_LISTEN" | "OPS_LISTEN" => format!("{name}="),
+                _ => format!("#{name}={default}"),
+            };
+            assert!(example.contains(&line), "{service}: {line:?} is not in .env.example");
+        }
+    }
+    assert!(seen > 60, "only {seen} options were found in the help");
+    Ok(())
+}
+
+#[tokio::test]
 async fn configuration_that_cannot_work_is_refused_with_the_reason() -> Result<()> {
     let system = System::start(Options::default()).await?;
     for (variable, value, says) in [

@@ -6,7 +6,6 @@ use crate::incoming::Incoming;
 use crate::management::IN_FORCE;
 use crate::policies::{Mismatch, list, require_none};
 use crate::publisher::Publisher;
-use anyhow::Context;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions};
@@ -25,8 +24,10 @@ impl<H: Handler> Consumer<H> {
     ) -> anyhow::Result<()> {
         let consuming = brokers.consuming.connect().await?;
         let publishing = brokers.publishing.connect().await?;
-        let channel = consuming.create_channel().await?;
-        self.topology.declare(&channel).await.context("cannot declare the topology")?;
+        connection::bounded("declaring the topology", async {
+            self.topology.declare(&consuming.create_channel().await?).await
+        })
+        .await?;
         tokio::select! {
             () = shutdown.cancelled() => return Ok(()),
             sound = self.refuse_drift() => sound?,
@@ -89,20 +90,19 @@ impl<H: Handler> Consumer<H> {
         ready: &AtomicU16,
         stop: &CancellationToken,
     ) -> anyhow::Result<()> {
-        let channel = consuming.create_channel().await?;
-        // Per consumer (global: false): quorum queues take no other.
-        channel.basic_qos(self.args.consumer_prefetch.get(), BasicQosOptions::default()).await?;
         let mut publisher = Publisher::open(publishing, self.confirm.confirm_timeout).await?;
         let tag = format!("{}-{number}", H::NAME);
-        let mut deliveries = channel
-            .basic_consume(
-                self.topology.names.queue.into(),
-                tag.as_str().into(),
-                BasicConsumeOptions::default(),
-                FieldTable::default(),
-            )
-            .await
-            .context("cannot consume")?;
+        let (channel, mut deliveries) = connection::bounded("consuming", async {
+            let channel = consuming.create_channel().await?;
+            // Per consumer (global: false): quorum queues take no other.
+            let prefetch = self.args.consumer_prefetch.get();
+            channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
+            let (queue, tag) = (self.topology.names.queue.into(), tag.as_str().into());
+            let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+            let deliveries = channel.basic_consume(queue, tag, options, arguments).await?;
+            Ok((channel, deliveries))
+        })
+        .await?;
         let workers = self.args.consumer_workers.get();
         if ready.fetch_add(1, Ordering::Relaxed) + 1 == workers {
             let prefetch = self.args.consumer_prefetch.get();
