@@ -7,14 +7,15 @@ ALL := --workspace --all-features --locked
 
 .PHONY: up test check build sqlx fmt servers
 
-up: servers ## run everything on this machine until Ctrl-C
+up: servers
 	@cargo build --workspace --bins --locked
 	@E2E_LOG=$${E2E_LOG-orders-service,inventory-service} target/debug/stack
 
-test: servers build ## the whole suite
-	cargo test $(ALL)
+test: servers build
+	cargo test $(ALL) --doc
+	cargo test $(ALL) --all-targets --no-fail-fast
 
-check: servers ## formatting, lints, SQL, tests
+check: servers
 	cargo fmt --all --check
 	cargo clippy $(ALL) --all-targets -- -D warnings
 	e2e/scripts/sqlx.sh check
@@ -23,11 +24,11 @@ check: servers ## formatting, lints, SQL, tests
 build:
 	cargo build $(ALL) --all-targets
 
-sqlx: servers ## regenerate .sqlx/ after a change of SQL
+sqlx: servers
 	e2e/scripts/sqlx.sh
 
 fmt:
 	cargo fmt --all
 
-servers: ## PostgreSQL and RabbitMQ from the distribution, if they are missing
+servers:
 	@e2e/scripts/servers.sh

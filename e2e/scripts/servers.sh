@@ -11,7 +11,6 @@ compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || [ -n "${E2E_PG_BIN:-
 [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || [ -n "${E2E_RABBITMQ_BIN:-}" ] || missing+=(rabbitmq-server)
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
 command -v setpriv >/dev/null || missing+=(util-linux)
-command -v make >/dev/null || missing+=(make)
 
 if ! command -v cargo >/dev/null; then
     echo "Rust is missing: install it from https://rustup.rs (1.95 or newer)" >&2

@@ -1,6 +1,8 @@
 //! The API: reading stock and reservations. Changing stock is an operation ([`crate::operations`]).
 
 use axum::extract::State;
+use axum::response::Redirect;
+use axum::routing::get;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use shared::http::{ApiPath, ApiQuery, Kind, Problem, ProblemBody, edge};
@@ -26,7 +28,8 @@ pub fn router(pool: Pool) -> Router {
         .routes(routes!(get_reservation))
         .split_for_parts();
     let docs = SwaggerUi::new("/docs").url("/openapi.json", document);
-    edge(api.with_state(pool).merge(docs))
+    let start = get(async || Redirect::temporary("/docs/"));
+    edge(api.route("/", start).with_state(pool).merge(docs))
 }
 
 /// One sku on the shelf.
@@ -78,7 +81,7 @@ async fn list_stock(
     }
     let after = page.after.unwrap_or_default();
     check_sku_length(&after)?;
-    let mut db = pool.lease().await?;
+    let mut db = pool.borrow().await?;
     let mut stock = sqlx::query_as!(
         Stock,
         "SELECT sku, available, reserved FROM stock WHERE sku > $1 ORDER BY sku LIMIT $2",
@@ -107,7 +110,7 @@ async fn get_stock(
     ApiPath(sku): ApiPath<String>,
 ) -> Result<Json<Stock>, Problem> {
     check_sku_length(&sku)?;
-    let mut db = pool.lease().await?;
+    let mut db = pool.borrow().await?;
     let stock =
         sqlx::query_as!(Stock, "SELECT sku, available, reserved FROM stock WHERE sku = $1", sku)
             .fetch_optional(&mut *db)
@@ -155,7 +158,7 @@ async fn get_reservation(
     if order_id.contains('\0') {
         return Err(Problem::new(Kind::InvalidParameter, "an order id contains no NUL"));
     }
-    let mut db = pool.lease().await?;
+    let mut db = pool.borrow().await?;
     let lines = sqlx::query_as!(
         ReservationLine,
         "SELECT sku, count, status FROM reservations WHERE order_id = $1 ORDER BY sku",

@@ -5,10 +5,11 @@ use crate::order_events::OrderEvents;
 use crate::{api, operations};
 use clap::{Args, Parser, Subcommand};
 use shared::cli::CommonCommand;
-use shared::config::{DatabaseArgs, Listen, LogArgs};
+use shared::config::{DatabaseArgs, LogArgs};
 use shared::roles::{Blueprint, ServiceArgs};
 use shared::topology::Names;
 use sqlx::migrate::Migrator;
+use std::net::SocketAddr;
 
 /// Names that are contracts.
 pub const NAMES: Names = Names {
@@ -55,12 +56,12 @@ pub enum StockCommand {
 
 #[derive(Args)]
 pub struct RunArgs {
-    /// Where the API listens
+    /// Where the API listens; port 0 takes a free one
     #[arg(long, env = "HTTP_LISTEN", default_value = "127.0.0.1:8081")]
-    http_listen: Listen,
+    http_listen: SocketAddr,
     /// Where operations (health, metrics, stock changes) listen
     #[arg(long, env = "OPS_LISTEN", default_value = "127.0.0.1:9081")]
-    ops_listen: Listen,
+    ops_listen: SocketAddr,
     #[command(flatten)]
     service: ServiceArgs,
 }

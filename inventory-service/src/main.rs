@@ -1,7 +1,7 @@
 //! inventory-service: holds stock, promises it to orders, and says so.
 //!
-//! Configuration → pool → roles → wait. The message path is in `shared`; what is the inventory's own
-//! is in [`order_events`], [`reserve_stock`] and [`release_stock`].
+//! The message path and how the parts are put together are in `shared` ([`shared::roles`]); what is
+//! the inventory's own is in [`order_events`], [`reserve_stock`] and [`release_stock`].
 
 mod config;
 

@@ -44,7 +44,7 @@ async fn set_stock(
             format!("available is {available}, must be 0 to {MAX_AVAILABLE}"),
         ));
     }
-    let mut db = pool.lease().await?;
+    let mut db = pool.borrow().await?;
     let set = sqlx::query_as!(
         Stock,
         "INSERT INTO stock AS held (sku, available) VALUES ($1, $2)

@@ -13,7 +13,8 @@ pub enum Reserved {
     Yes,
     /// None is.
     No(Refusal),
-    /// The order has its answer; this is an echo whose inbox row was pruned. Nothing was changed.
+    /// The order has its answer; this is an echo that inbox and gate have forgotten. Nothing was
+    /// changed.
     DecidedBefore,
 }
 

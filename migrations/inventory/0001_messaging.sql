@@ -8,8 +8,8 @@ CREATE TABLE outbox (
     -- The relay therefore never remembers "how far it got".
     seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     -- The event id, AMQP's message_id, the key of every consumer's inbox. Chosen once, at insert,
-    -- and never changed: a new id would turn the same fact into a new event. UNIQUE is what lets a
-    -- derived event ("<source id>:<what>") be inserted ON CONFLICT DO NOTHING.
+    -- and never changed: a new id would turn the same fact into a new event. The id of an event that
+    -- follows from another is made of that one's ("<source id>:<what>"), so there cannot be two.
     id text NOT NULL UNIQUE CHECK (octet_length(id) BETWEEN 1 AND 200),
     aggregate_type text NOT NULL,
     aggregate_id text NOT NULL,
@@ -50,7 +50,6 @@ CREATE TABLE processed_messages (
     processed_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer_name, message_id)
 );
-CREATE INDEX processed_messages_age ON processed_messages (processed_at);
 
 -- The version gate: the last version of each aggregate that a consumer has applied. It moves with
 -- the effect, in one transaction, by exactly one at a time.

@@ -1,12 +1,13 @@
 //! The HTTP API. What a request means is checked here, once; what it does is elsewhere.
 
 use crate::cancel_order::{Cancelled, cancel_order};
-use crate::list_orders::{list_orders, show_order};
 use crate::order::{Order, Status};
+use crate::orders_table::{list_orders, show_order};
 use crate::place_order::{PlaceOrder, Placed, place_order};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::get;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use shared::envelope;
@@ -43,7 +44,8 @@ pub fn router(pool: Pool, wake_up: WakeUp) -> Router {
         .routes(routes!(post_cancel))
         .split_for_parts();
     let docs = SwaggerUi::new("/docs").url("/openapi.json", document);
-    edge(api.with_state(App { pool, wake_up }).merge(docs))
+    let start = get(async || Redirect::temporary("/docs/"));
+    edge(api.route("/", start).with_state(App { pool, wake_up }).merge(docs))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -119,7 +121,7 @@ async fn get_order(
     State(app): State<App>,
     ApiPath(id): ApiPath<Uuid>,
 ) -> Result<Json<Order>, Problem> {
-    let mut db = app.pool.lease().await?;
+    let mut db = app.pool.borrow().await?;
     let order = show_order(&mut db, id).await?;
     db.give_back();
     order.map(Json).ok_or_else(|| no_such_order(id))
@@ -162,7 +164,7 @@ async fn get_orders(
             format!("limit is {limit}, must be 1 to 200"),
         ));
     }
-    let mut db = app.pool.lease().await?;
+    let mut db = app.pool.borrow().await?;
     let mut orders = list_orders(&mut db, page.status, page.after, limit + 1).await?;
     db.give_back();
     // One more row than asked for was read: it says whether there is a next page.

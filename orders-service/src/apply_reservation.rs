@@ -1,10 +1,8 @@
 //! Hop 9, the end of it: the inventory's answer becomes the order's status, and the order's own
 //! event, in one COMMIT. Inbox row and gate are in the transaction already.
 
-use crate::cancel_order::move_order;
-use crate::list_orders::{Locked, lock_order};
-use crate::order::{Status, Transition};
-use crate::place_order::aggregate;
+use crate::order::{Status, Transition, aggregate};
+use crate::orders_table::{Locked, lock_order, move_order};
 use serde_json::{Value, json};
 use shared::consumer::{Handler, Message};
 use shared::envelope::{ContractError, Envelope};

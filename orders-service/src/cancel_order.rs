@@ -8,16 +8,15 @@
 //! A crash before the COMMIT changes nothing, one after it loses the answer alone: cancelling a
 //! cancelled order again is answered in the same way, and makes no second event.
 
-use crate::list_orders::{Locked, lock_order, show_order};
-use crate::order::{Order, Status, Transition};
-use crate::place_order::aggregate;
+use crate::order::{Order, Status, Transition, aggregate};
+use crate::orders_table::{Locked, lock_order, move_order, show_order};
 use serde_json::json;
 use shared::envelope::{self, Envelope};
 use shared::events::current_version;
 use shared::outbox;
 use shared::pool::Pool;
 use shared::trace_context::TraceContext;
-use sqlx::{Connection, PgConnection};
+use sqlx::Connection;
 use uuid::Uuid;
 
 /// What became of the wish to cancel.
@@ -37,8 +36,8 @@ pub async fn cancel_order(
     correlation_id: &str,
     trace: &TraceContext,
 ) -> sqlx::Result<Cancelled> {
-    let mut lease = pool.lease().await?;
-    let mut tx = lease.begin().await?;
+    let mut loan = pool.borrow().await?;
+    let mut tx = loan.begin().await?;
     let Some(Locked { status, version }) = lock_order(&mut tx, order_id).await? else {
         return Ok(Cancelled::NoSuchOrder);
     };
@@ -63,30 +62,6 @@ pub async fn cancel_order(
     }
     let order = show_order(&mut tx, order_id).await?;
     tx.commit().await?;
-    lease.give_back();
+    loan.give_back();
     Ok(order.map_or(Cancelled::NoSuchOrder, Cancelled::Yes))
-}
-
-/// Writes an order's new status and version. The caller holds its row locked, and appends the event
-/// of this version to the same transaction.
-pub async fn move_order(
-    tx: &mut PgConnection,
-    order_id: Uuid,
-    version: i64,
-    status: Status,
-    rejection: Option<&shared::events::Refusal>,
-) -> sqlx::Result<()> {
-    sqlx::query!(
-        "UPDATE orders SET status = $2, version = $3, rejection_reason = $4, rejected_sku = $5,
-                           updated_at = now()
-         WHERE id = $1",
-        order_id,
-        status.as_str(),
-        version,
-        rejection.map(|rejection| rejection.reason.as_str()),
-        rejection.map(|rejection| rejection.sku.as_str())
-    )
-    .execute(tx)
-    .await?;
-    Ok(())
 }

@@ -4,10 +4,11 @@ use crate::api;
 use crate::apply_reservation::InventoryAnswers;
 use clap::{Args, Parser, Subcommand};
 use shared::cli::CommonCommand;
-use shared::config::{Listen, LogArgs};
+use shared::config::LogArgs;
 use shared::roles::{Blueprint, ServiceArgs};
 use shared::topology::Names;
 use sqlx::migrate::Migrator;
+use std::net::SocketAddr;
 
 /// Names that are contracts.
 pub const NAMES: Names = Names {
@@ -39,12 +40,12 @@ pub enum Command {
 
 #[derive(Args)]
 pub struct RunArgs {
-    /// Where the API listens
+    /// Where the API listens; port 0 takes a free one
     #[arg(long, env = "HTTP_LISTEN", default_value = "127.0.0.1:8080")]
-    http_listen: Listen,
+    http_listen: SocketAddr,
     /// Where operations (health, metrics) listen
     #[arg(long, env = "OPS_LISTEN", default_value = "127.0.0.1:9080")]
-    ops_listen: Listen,
+    ops_listen: SocketAddr,
     #[command(flatten)]
     service: ServiceArgs,
 }

@@ -1,18 +1,21 @@
 //! orders-service: takes orders, tells of them, and learns what became of them.
 //!
-//! Configuration → pool → roles → wait. The message path is in `shared`; what is the orders' own is
-//! in [`place_order`], [`cancel_order`] and [`apply_reservation`].
+//! The message path and how the parts are put together are in `shared` ([`shared::roles`]); what is
+//! the orders' own is in [`place_order`], [`cancel_order`] and [`apply_reservation`].
 
 mod api;
 mod config;
 
-// An order's life, in the order it happens.
+// What an order is.
 mod order;
+mod orders_table;
+
+// What happens to it, in this order.
 mod place_order;
 
 mod apply_reservation;
+
 mod cancel_order;
-mod list_orders;
 
 use clap::Parser;
 use config::{Cli, Command, MIGRATIONS, NAMES};

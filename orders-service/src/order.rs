@@ -8,6 +8,7 @@
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use shared::envelope::Aggregate;
 use shared::lines::{Line, Lines};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -128,12 +129,17 @@ impl Order {
     }
 }
 
+/// The order, as events name it.
+pub fn aggregate(order_id: Uuid, version: i64) -> Aggregate {
+    Aggregate { kind: "order".into(), id: order_id.to_string(), version }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn an_order_moves_only_as_the_design_draws_it() {
+    fn an_order_moves_only_as_drawn_above() {
         use Status as S;
         use Transition as T;
         let all = [S::Created, S::Confirmed, S::Rejected, S::Cancelled];

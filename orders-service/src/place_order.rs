@@ -5,9 +5,9 @@
 //! | before the COMMIT | nothing has happened; the client repeats its request |
 //! | after the COMMIT, before the answer | the client repeats with its `Idempotency-Key` and gets the same answer; without a key it would get a second order, which is why there are keys |
 
-use crate::order::Order;
+use crate::order::{Order, aggregate};
 use serde_json::json;
-use shared::envelope::{self, Aggregate, Envelope};
+use shared::envelope::{self, Envelope};
 use shared::events::{OrderCreated, current_version};
 use shared::fault::{self, Point};
 use shared::lines::Lines;
@@ -40,21 +40,21 @@ pub enum Placed {
 pub async fn place_order(pool: &Pool, request: PlaceOrder) -> sqlx::Result<Placed> {
     let order =
         Order::new(Uuid::now_v7(), request.customer_id.clone(), &request.lines, envelope::now());
-    let mut lease = pool.lease().await?;
-    let mut tx = lease.begin().await?;
+    let mut loan = pool.borrow().await?;
+    let mut tx = loan.begin().await?;
     if let Some(key) = &request.idempotency_key
         && !claim_key(&mut tx, key, &request, &order).await?
     {
         let again = answer_again(&mut tx, key, &request).await?;
         tx.rollback().await?;
-        lease.give_back();
+        loan.give_back();
         return Ok(again);
     }
     insert_order(&mut tx, &order, &request.lines).await?;
     outbox::append(&mut tx, "orders", &order_created(&order, &request), &request.trace).await?;
     fault::point(Point::PlaceOrderBeforeCommit);
     tx.commit().await?;
-    lease.give_back();
+    loan.give_back();
     fault::point(Point::PlaceOrderAfterCommit);
     Ok(Placed::New(order))
 }
@@ -142,9 +142,4 @@ fn order_created(order: &Order, request: &PlaceOrder) -> Envelope<OrderCreated> 
         aggregate: aggregate(order.id, order.version),
         data: OrderCreated { lines: request.lines.clone() },
     }
-}
-
-/// The order, as events name it.
-pub fn aggregate(order_id: Uuid, version: i64) -> Aggregate {
-    Aggregate { kind: "order".into(), id: order_id.to_string(), version }
 }

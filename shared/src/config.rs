@@ -7,7 +7,6 @@
 use crate::backoff::Backoff;
 use clap::{Args, ValueEnum};
 use std::fmt;
-use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::str::FromStr;
 use std::time::Duration;
@@ -253,9 +252,6 @@ pub enum LogFormat {
     Pretty,
 }
 
-/// An address to listen on, as clap parses it; port 0 takes any free one.
-pub type Listen = SocketAddr;
-
 /// A retry delay. Its text is part of a queue's name: `5s`, `30s`, `5m`, `300ms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delay(Duration);
@@ -293,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_delay_names_its_queue_as_the_design_does() {
+    fn a_delay_is_written_as_it_is_read() {
         for text in ["5s", "30s", "5m", "300ms", "1m30s"] {
             let delay: Delay = text.parse().expect("a delay");
             assert_eq!(delay.to_string(), text);

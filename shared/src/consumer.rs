@@ -8,8 +8,8 @@
 //! | after the COMMIT, before the Ack | the broker delivers again; the inbox makes it a no-op |
 //! | after the copy to a retry queue or parking, before the Ack | two copies; the inbox makes them one effect |
 //!
-//! The order of the last two lines is the rule of this module: a message is acked only after its
-//! next owner has it, the database by COMMIT or another queue by confirm.
+//! All three follow from one rule: a message is acked only after its next owner has it, the database
+//! by COMMIT or another queue by confirm.
 //!
 //! Each worker has a channel of its own to consume and one to publish, on two connections: a broker
 //! in distress blocks connections that publish, and acks must not be stuck behind that.
@@ -99,7 +99,7 @@ pub struct Consumer<H> {
 }
 
 /// The two connections of a consumer.
-struct Brokers {
+struct Connectors {
     consuming: Connector,
     publishing: Connector,
 }
@@ -107,7 +107,7 @@ struct Brokers {
 impl<H: Handler> Consumer<H> {
     /// Runs until `shutdown`.
     pub async fn run(self, shutdown: CancellationToken) {
-        let brokers = Brokers {
+        let brokers = Connectors {
             consuming: Connector::new(self.broker.clone(), "consumer"),
             publishing: Connector::new(self.broker.clone(), "consumer (retries, parking)"),
         };
@@ -139,8 +139,8 @@ impl<H: Handler> Consumer<H> {
             Err(broken) => return Err(Failure::permanent(anyhow::anyhow!("{broken}"))),
         };
         let event = H::decode(envelope)?;
-        let mut lease = self.pool.lease().await?;
-        let mut tx = lease.begin().await?;
+        let mut loan = self.pool.borrow().await?;
+        let mut tx = loan.begin().await?;
         let outcome = match inbox::admit(&mut tx, H::NAME, envelope).await? {
             Admission::Admitted => {
                 let trace = message.trace_context().or_new();
@@ -150,7 +150,7 @@ impl<H: Handler> Consumer<H> {
             Admission::Stale => Outcome::Stale,
             Admission::Gap { last } => {
                 tx.rollback().await?;
-                lease.give_back();
+                loan.give_back();
                 return Err(gap(envelope, last));
             }
             Admission::ReusedId => {
@@ -162,7 +162,7 @@ impl<H: Handler> Consumer<H> {
         };
         fault::point(Point::ConsumerBeforeCommit);
         tx.commit().await?;
-        lease.give_back();
+        loan.give_back();
         fault::point(Point::ConsumerAfterCommit);
         self.handler.committed();
         Ok(outcome)

@@ -109,7 +109,7 @@ impl OrderEvent {
     /// # Errors
     /// [`ContractError`] where type, version or data are not understood. Never worth a retry.
     pub fn decode(envelope: &Envelope) -> Result<Self, ContractError> {
-        /// Version 2, the article's: one sku, one count.
+        /// Version 2: one sku, one count.
         #[derive(Deserialize)]
         struct CreatedV2 {
             sku: String,

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_sqlstate_has_the_class_that_the_design_gives_it() {
+    fn each_sqlstate_has_its_class() {
         for (sqlstate, class) in [
             ("08006", Class::Transient),
             ("40001", Class::Transient),

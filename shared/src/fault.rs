@@ -32,7 +32,7 @@ pub enum Point {
 }
 
 impl Point {
-    /// Every point there is, for tests that visit them all.
+    /// Every point there is.
     pub const ALL: &[Self] = &[
         Self::PlaceOrderBeforeCommit,
         Self::PlaceOrderAfterCommit,

@@ -1,6 +1,7 @@
 //! What `/health/ready` knows: one entry for each part of the service that can be in trouble.
 //!
-//! Parts report; nobody asks them. A part that has not reported yet is not ready.
+//! Parts report their state when it changes; a part that has not reported yet is not ready. Database
+//! and outbox are not among them: [`crate::ops`] looks at those when it is asked.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

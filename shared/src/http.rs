@@ -8,14 +8,17 @@ mod problem;
 pub use extract::{ApiJson, ApiPath, ApiQuery};
 pub use problem::{Kind, Problem, ProblemBody};
 
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::error_handling::HandleErrorLayer;
+use axum::extract::DefaultBodyLimit;
 use axum::http::{StatusCode, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Router, middleware};
+use axum::{BoxError, Router};
 use std::any::Any;
 use std::time::Duration;
+use tower::ServiceBuilder;
+use tower::timeout::TimeoutLayer;
+use tower::util::MapResponseLayer;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::error;
 
@@ -28,26 +31,37 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 pub fn edge<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
     router
         .route("/problems/{kind}", get(problem::describe))
-        .fallback(async || Problem::new(Kind::NoSuchRoute, "nothing is served at this path"))
+        .fallback(async || no_such_route())
         .method_not_allowed_fallback(async || {
-            Problem::new(Kind::MethodNotAllowed, "the Allow header names the methods that are")
+            Problem::new(
+                Kind::MethodNotAllowed,
+                "this path does not take that method; the Allow header names those it takes",
+            )
         })
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .layer(middleware::from_fn(bounded))
-        .layer(CatchPanicLayer::custom(panicked))
+        .layer(
+            // From the outside in.
+            ServiceBuilder::new()
+                .layer(CatchPanicLayer::custom(panicked))
+                .layer(HandleErrorLayer::new(async |_: BoxError| {
+                    Problem::unavailable("the request took too long")
+                }))
+                .layer(TimeoutLayer::new(REQUEST_TIMEOUT))
+                .layer(MapResponseLayer::new(outspoken))
+                .layer(DefaultBodyLimit::max(MAX_BODY_BYTES)),
+        )
 }
 
-async fn bounded(request: Request, next: Next) -> Response {
-    match tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await {
-        // A refusal without a word comes from a library's route, such as a page that is not there.
-        Ok(response)
-            if response.status() == StatusCode::NOT_FOUND
-                && !response.headers().contains_key(header::CONTENT_TYPE) =>
-        {
-            Problem::new(Kind::NoSuchRoute, "nothing is served at this path").into_response()
-        }
-        Ok(response) => response,
-        Err(_) => Problem::unavailable("the request took too long").into_response(),
+fn no_such_route() -> Problem {
+    Problem::new(Kind::NoSuchRoute, "nothing is served at this path")
+}
+
+/// A refusal without a word comes from a library's route, such as a page that is not there.
+fn outspoken(response: Response) -> Response {
+    let silent = !response.headers().contains_key(header::CONTENT_TYPE);
+    if silent && response.status() == StatusCode::NOT_FOUND {
+        no_such_route().into_response()
+    } else {
+        response
     }
 }
 

@@ -16,32 +16,43 @@
 //! ```
 //!
 //! At every moment one side owns the message; ARCHITECTURE.md has the table of owners. Each module
-//! says which hop it is, what it guarantees and what a crash in it does.
+//! that is a hop says which, what it guarantees, and what a crash in it does.
 
 // What is said: the message itself.
 pub mod envelope;
+
 pub mod events;
+
 pub mod lines;
 pub mod trace_context;
 
 // Out of a database: COMMIT → outbox → relay → confirm → mark.
 pub mod outbox;
-pub mod publisher;
+
 pub mod relay;
 
+pub mod publisher;
+
 // Through the broker.
+pub mod topology;
+
+pub mod policies;
+
 pub mod connection;
 pub mod management;
-pub mod policies;
-pub mod topology;
 
 // Into a database: delivery → inbox and gate → COMMIT → Ack, or retry, or parking.
 pub mod consumer;
-pub mod failure;
-pub mod inbox;
+
 pub mod incoming;
-pub mod republish;
+
+pub mod inbox;
+
+pub mod failure;
+
 pub mod retry;
+
+pub mod republish;
 
 // Around the path.
 pub mod backoff;

@@ -47,7 +47,7 @@ impl TryFrom<String> for Sku {
 }
 
 /// One line as it comes in, unchecked.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawLine {
     /// See [`Sku`].

@@ -15,6 +15,8 @@ use std::time::Duration;
 #[derive(Clone)]
 pub struct Metrics {
     registry: Registry,
+    /// Dropped, it would shut the exporter down, and the registry would be empty.
+    _provider: SdkMeterProvider,
     published: Counter<u64>,
     publish_seconds: Histogram<f64>,
     outbox_refused: Counter<u64>,
@@ -34,9 +36,11 @@ impl Metrics {
             .with_registry(registry.clone())
             .build()
             .context("cannot register the Prometheus exporter")?;
-        let meter = SdkMeterProvider::builder().with_reader(exporter).build().meter("message_path");
+        let provider = SdkMeterProvider::builder().with_reader(exporter).build();
+        let meter = provider.meter("message_path");
         Ok(Self {
             registry,
+            _provider: provider,
             published: meter
                 .u64_counter("messaging.client.sent.messages")
                 .with_description("Outbox rows that the broker confirmed")

@@ -71,6 +71,7 @@ async fn ready(State(ops): State<Ops>) -> (StatusCode, Json<Readiness>) {
         }
         Err(error) => {
             report.insert("database", Some(error));
+            report.insert("outbox", Some("unknown while the database does not answer".into()));
         }
     }
     let ready = report.values().all(Option::is_none);
@@ -84,7 +85,7 @@ async fn ready(State(ops): State<Ops>) -> (StatusCode, Json<Readiness>) {
 
 async fn oldest_waiting(pool: &Pool) -> Result<Option<f64>, String> {
     let ask = async {
-        let mut db = pool.lease().await?;
+        let mut db = pool.borrow().await?;
         let seconds = outbox::oldest_waiting_seconds(&mut db).await?;
         db.give_back();
         Ok::<_, sqlx::Error>(seconds)
@@ -119,7 +120,11 @@ async fn require_token(
     };
     let given =
         request.headers().get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
-    let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
+    // RFC 9110: the scheme's name is case-insensitive.
+    let given = match given.split_at_checked(b"Bearer ".len()) {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"Bearer ") => token,
+        _ => &[],
+    };
     // In constant time: the time of a refusal must not tell how much of a guess was right.
     if bool::from(given.ct_eq(token.as_bytes())) {
         Ok(next.run(request).await)

@@ -52,9 +52,9 @@ pub struct RowSummary {
     pub id: String,
     /// Event type.
     pub event_type: String,
-    /// Whose fact.
+    /// Whose fact: the kind of thing.
     pub aggregate_type: String,
-    /// Whose fact.
+    /// Whose fact: its id.
     pub aggregate_id: String,
     /// The how-many-eth.
     pub aggregate_version: i64,

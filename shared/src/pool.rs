@@ -15,7 +15,7 @@ use std::ops::{Deref, DerefMut};
 pub struct Pool(pub(crate) PgPool);
 
 /// A connection on loan.
-pub struct Lease {
+pub struct Loan {
     connection: PoolConnection<Postgres>,
     sound: bool,
 }
@@ -25,12 +25,12 @@ impl Pool {
     ///
     /// # Errors
     /// `PoolTimedOut` when there is none in time: the database is away, or the pool too small.
-    pub async fn lease(&self) -> sqlx::Result<Lease> {
-        Ok(Lease { connection: self.0.acquire().await?, sound: false })
+    pub async fn borrow(&self) -> sqlx::Result<Loan> {
+        Ok(Loan { connection: self.0.acquire().await?, sound: false })
     }
 }
 
-impl Lease {
+impl Loan {
     /// Gives the connection back. To be called where everything asked of it was answered, and no
     /// transaction is open; whoever does not call it closes the connection.
     pub fn give_back(mut self) {
@@ -38,7 +38,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for Loan {
     fn drop(&mut self) {
         if !self.sound {
             self.connection.close_on_drop();
@@ -46,7 +46,7 @@ impl Drop for Lease {
     }
 }
 
-impl Deref for Lease {
+impl Deref for Loan {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
@@ -54,7 +54,7 @@ impl Deref for Lease {
     }
 }
 
-impl DerefMut for Lease {
+impl DerefMut for Loan {
     fn deref_mut(&mut self) -> &mut PgConnection {
         &mut self.connection
     }

@@ -188,5 +188,5 @@ async fn within_database_bound<T>(
     tokio::time::timeout(DATABASE_TIMEOUT, statement)
         .await
         .with_context(|| format!("the database did not answer within {DATABASE_TIMEOUT:?}"))?
-        .context("the outbox cannot be read or marked")
+        .context("the relay's database session failed")
 }

@@ -1,8 +1,8 @@
-//! Logs now; spans in their place here once they are exported.
+//! Logs, to standard output.
 //!
-//! The message path already carries W3C trace context end to end ([`crate::trace_context`]), and
-//! counts through the OpenTelemetry API ([`crate::metrics`]). An exporter is one more layer on the
-//! subscriber below.
+//! Nothing is exported over OTLP. The message path carries W3C trace context end to end
+//! ([`crate::trace_context`]) and counts through the OpenTelemetry API ([`crate::metrics`]); an
+//! exporter of spans would be one more layer on the subscriber below.
 
 use crate::config::{LogArgs, LogFormat};
 use anyhow::Context;

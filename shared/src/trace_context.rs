@@ -9,15 +9,14 @@ use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry::trace::TraceContextExt;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-/// Headers longer than this are somebody else's problem; the RFCs ask for 512 and 8 192 bytes.
+/// Headers longer than this are somebody else's problem; W3C asks to carry 512 and 8 192 bytes.
 const MAX_TRACESTATE_BYTES: usize = 512;
 const MAX_BAGGAGE_BYTES: usize = 8192;
 
 /// The three W3C headers as they travel: HTTP → outbox row → AMQP → outbox row → AMQP.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TraceContext {
     /// `00-{trace id}-{span id}-{flags}`.
     #[serde(skip_serializing_if = "Option::is_none")]

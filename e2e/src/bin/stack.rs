@@ -139,22 +139,28 @@ fn banner(
   inventory API       http://127.0.0.1:{inventory_port}/docs/
   health, metrics     http://127.0.0.1:{orders_ops_port}/health/ready  http://127.0.0.1:{inventory_ops_port}/metrics
   RabbitMQ            {management}  (guest, guest)
-  PostgreSQL          {orders_url}  {inventory_url}
+  PostgreSQL          {orders_url}  and /inventory
   token of operations {token}
   processes           {pids}
 
-Place an order, see what became of it, look at the stock:
+Place an order, see a moment later what became of it, look at the stock:
 
   curl -s -H 'content-type: application/json' -d '{{\"lines\":[{{\"sku\":\"book-17\",\"count\":1}}]}}' http://127.0.0.1:{orders_port}/orders
   curl -s http://127.0.0.1:{orders_port}/orders
   curl -s http://127.0.0.1:{inventory_port}/stock/book-17
+
+For the commands of target/debug/orders-service and inventory-service:
+
+  export AMQP_URL={amqp_url} RABBITMQ_MANAGEMENT_URL={management_login}
+  export DATABASE_URL={orders_url}
 
 Ctrl-C stops everything. Whatever you kill is started again.
 ",
         management = rabbitmq.management_url(),
         pids = pids.join(", "),
         orders_url = postgres.url("orders"),
-        inventory_url = postgres.url("inventory"),
+        amqp_url = rabbitmq.amqp_url("/"),
+        management_login = rabbitmq.management_url_with_login(),
     )
 }
 

@@ -130,7 +130,7 @@ async fn a_crash_around_the_commit_of_an_order_makes_one_order_of_a_repeated_key
 }
 
 #[tokio::test]
-async fn an_echo_whose_inbox_row_was_pruned_is_caught_by_the_business_key() -> Result<()> {
+async fn an_echo_that_inbox_and_gate_have_forgotten_is_caught_by_the_business_key() -> Result<()> {
     let system = System::start(Options::default()).await?;
     system.set_stock("book-17", 10).await?;
     let order = system.place(&[("book-17", 1)]).await?;

@@ -1,6 +1,6 @@
 //! Hops 1 to 9 when nothing fails.
 
-use crate::support::text;
+use crate::support::{text, with_id};
 use anyhow::Result;
 use e2e::system::{Options, System, answer};
 use reqwest::StatusCode;
@@ -59,6 +59,28 @@ async fn an_order_that_cannot_be_had_is_rejected_with_the_reason_and_holds_nothi
     assert_eq!(system.stock("plenty").await?, (100, 0));
     assert_eq!(system.stock("scarce").await?, (1, 0));
     // The oracle sees that nothing went to a retry queue or to parking.
+    system.finish().await
+}
+
+#[tokio::test]
+async fn what_happens_to_a_message_is_counted_in_the_metrics() -> Result<()> {
+    let system = System::start(Options::default()).await?;
+    system.set_stock("book-17", 10).await?;
+    let order = system.place(&[("book-17", 3)]).await?;
+    system.wait_status(&order, "confirmed").await?;
+    system.broker.publish("orders", "order.created", with_id("broken"), b"{}").await?;
+    system.take_parked("inventory.orders").await?;
+
+    let metrics = system.http.get(system.inventory()?.operations("/metrics"));
+    let metrics = answer(metrics, StatusCode::OK).await?;
+    let metrics = metrics.as_str().unwrap_or_default();
+    let counted = |name: &str, label: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(name) && line.contains(label));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    assert!(counted("messaging_client_sent_messages_total", "") >= 1.0, "{metrics}");
+    assert!(counted("messaging_client_consumed_messages_total", "applied") >= 1.0, "{metrics}");
+    assert_eq!(counted("consumer_parked_total", "permanent"), 1.0, "{metrics}");
     system.finish().await
 }
 

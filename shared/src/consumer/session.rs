@@ -1,6 +1,6 @@
 //! One connected life of a consumer: connect, declare, check, work; until something breaks.
 
-use super::{Brokers, Consumer, Handler};
+use super::{Connectors, Consumer, Handler};
 use crate::connection;
 use crate::incoming::Incoming;
 use crate::management::IN_FORCE;
@@ -19,7 +19,7 @@ use tracing::{info, warn};
 impl<H: Handler> Consumer<H> {
     pub(super) async fn session(
         &self,
-        brokers: &Brokers,
+        brokers: &Connectors,
         shutdown: &CancellationToken,
     ) -> anyhow::Result<()> {
         let consuming = brokers.consuming.connect().await?;

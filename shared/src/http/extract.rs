@@ -52,7 +52,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for ApiQuery<T> {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         match Query::<T>::from_request_parts(parts, state).await {
             Ok(Query(query)) => Ok(Self(query)),
-            Err(rejection) => Err(Problem::new(Kind::InvalidParameter, rejection.body_text())),
+            Err(rejection) => Err(invalid(&rejection.body_text())),
         }
     }
 }
@@ -67,7 +67,14 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for ApiPath
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         match Path::<T>::from_request_parts(parts, state).await {
             Ok(Path(path)) => Ok(Self(path)),
-            Err(rejection) => Err(Problem::new(Kind::InvalidParameter, rejection.body_text())),
+            Err(rejection) => Err(invalid(&rejection.body_text())),
         }
     }
+}
+
+/// What is wrong with a parameter, without the library's preamble.
+fn invalid(text: &str) -> Problem {
+    let preambles = ["Invalid URL: ", "Failed to deserialize query string: "];
+    let detail = preambles.iter().find_map(|preamble| text.strip_prefix(preamble)).unwrap_or(text);
+    Problem::new(Kind::InvalidParameter, detail)
 }

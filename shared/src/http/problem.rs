@@ -70,13 +70,13 @@ impl Kind {
                 S::NOT_FOUND,
                 "no-such-route",
                 "No such route",
-                "Compare the path with /openapi.json.",
+                "Check the path; an API lists its paths in /openapi.json.",
             ),
             Self::MethodNotAllowed => (
                 S::METHOD_NOT_ALLOWED,
                 "method-not-allowed",
                 "Method not allowed",
-                "The Allow header names the methods that are.",
+                "The Allow header of the answer names the methods that this path takes.",
             ),
             Self::UnsupportedMediaType => (
                 S::UNSUPPORTED_MEDIA_TYPE,

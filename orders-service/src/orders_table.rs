@@ -1,7 +1,8 @@
-//! Reading orders: one, a page of them, or one with its row locked for a change.
+//! The orders table: one order, a page of them, or one with its row locked, and moved.
 
 use crate::order::{Order, OrderLine, Rejection, Status};
 use chrono::{DateTime, Utc};
+use shared::events::Refusal;
 use sqlx::PgConnection;
 use std::collections::HashMap;
 use uuid::Uuid;
@@ -19,6 +20,30 @@ pub async fn lock_order(tx: &mut PgConnection, order_id: Uuid) -> sqlx::Result<O
         .await?;
     row.map(|row| Ok(Locked { status: Status::from_column(&row.status)?, version: row.version }))
         .transpose()
+}
+
+/// Writes an order's new status and version. The caller holds its row locked, and appends the event
+/// of this version to the same transaction.
+pub async fn move_order(
+    tx: &mut PgConnection,
+    order_id: Uuid,
+    version: i64,
+    status: Status,
+    rejection: Option<&Refusal>,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "UPDATE orders SET status = $2, version = $3, rejection_reason = $4, rejected_sku = $5,
+                           updated_at = now()
+         WHERE id = $1",
+        order_id,
+        status.as_str(),
+        version,
+        rejection.map(|rejection| rejection.reason.as_str()),
+        rejection.map(|rejection| rejection.sku.as_str())
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
 }
 
 /// An order with its lines.
