@@ -1,7 +1,7 @@
 //! A process under test: started, watched, frozen and killed at will.
 //!
 //! Guarantees: it runs in a process group of its own, registered with the
-//! [`reaper`](crate::reaper); once a `sigkill` returned or an exit was seen, none of its tree runs
+//! [`crate::reaper`]; once a `sigkill` returned or an exit was seen, none of its tree runs
 //! any more, and its log is complete. Nothing here depends on the tokio runtime that created it
 //! (the log is read by threads), as tests with a runtime each share servers.
 

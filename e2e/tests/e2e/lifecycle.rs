@@ -4,8 +4,10 @@ use anyhow::Result;
 use e2e::servers::Servers;
 use e2e::service::{Env, Service};
 use e2e::system::{Options, System};
-use e2e::wait::until_true;
+use e2e::wait::{until, until_true};
 use futures_util::future::try_join_all;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use reqwest::StatusCode;
 use serde_json::json;
 use sqlx::Connection as _;
@@ -71,6 +73,50 @@ async fn a_database_that_goes_away_is_503_and_not_ready_and_then_all_is_well_aga
     orders.wait_ready().await?;
     let order = system.place(&[("book-17", 1)]).await?;
     system.wait_status(&order, "confirmed").await?;
+    system.finish().await
+}
+
+#[tokio::test]
+async fn connections_that_fall_silent_in_the_middle_of_requests_do_not_use_up_the_pool()
+-> Result<()> {
+    let system = System::start(Options {
+        own_inventory_postgres: true,
+        env: vec![("DATABASE_POOL_SIZE", "2"), ("DATABASE_ACQUIRE_TIMEOUT", "300ms")],
+        ..Options::default()
+    })
+    .await?;
+    system.set_stock("book-17", 10).await?;
+    // Two requests wait for a lock, each on its connection, and then the other ends freeze: new
+    // connections work, these will never say anything again.
+    let mut lock = system.inventory_db.begin().await?;
+    sqlx::query("LOCK TABLE stock IN ACCESS EXCLUSIVE MODE").execute(&mut *lock).await?;
+    let url = system.inventory()?.api("/stock/book-17")?;
+    let stuck = [system.http.get(&url).send(), system.http.get(&url).send()];
+    let stuck = tokio::spawn(try_join_all(stuck));
+    let backends = until("both requests to wait for the lock", async || {
+        let pids: Vec<i32> = sqlx::query_scalar(
+            "SELECT pid FROM pg_stat_activity
+             WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        )
+        .fetch_all(&system.inventory_db)
+        .await?;
+        Ok((pids.len() == 2).then_some(pids))
+    });
+    let backends: Vec<Pid> = backends.await?.into_iter().map(Pid::from_raw).collect();
+    for backend in &backends {
+        kill(*backend, Signal::SIGSTOP)?;
+    }
+    lock.rollback().await?;
+
+    let statuses: Vec<StatusCode> = stuck.await??.iter().map(|answer| answer.status()).collect();
+    assert_eq!(statuses, [StatusCode::SERVICE_UNAVAILABLE; 2]);
+    until_true("the pool to have made new connections", async || {
+        Ok(system.http.get(&url).send().await?.status().is_success())
+    })
+    .await?;
+    for backend in &backends {
+        kill(*backend, Signal::SIGCONT)?;
+    }
     system.finish().await
 }
 
