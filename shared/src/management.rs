@@ -109,7 +109,7 @@ impl Management {
     /// missing or somebody else's, an argument of the queue. Empty: all is well.
     ///
     /// # Errors
-    /// When the API is not reached or does not let this user look.
+    /// When the API has not answered within `limit`, or does not let this user look.
     pub async fn wait_in_force(
         &self,
         topology: &Topology,
@@ -118,10 +118,16 @@ impl Management {
     ) -> anyhow::Result<Vec<Mismatch>> {
         let began = Instant::now();
         loop {
-            let mismatches = self.check(topology).await?;
-            look(&mismatches);
-            if mismatches.is_empty() || began.elapsed() >= limit {
-                return Ok(mismatches);
+            let checked = self.check(topology).await;
+            if let Ok(mismatches) = &checked {
+                look(mismatches);
+                if mismatches.is_empty() {
+                    return checked;
+                }
+            }
+            // A broker that has just started may be slow to answer here.
+            if began.elapsed() >= limit {
+                return checked;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }

@@ -39,7 +39,8 @@ async fn nothing_is_consumed_while_a_policy_is_missing_and_the_key_is_named() ->
     let shown = until("the check to fail", async || {
         let checked = Service::command("inventory-service", &check, &system.inventory_env).await?;
         let shown = String::from_utf8_lossy(&checked.stdout).into_owned();
-        Ok((checked.status.code() == Some(1)).then_some(shown))
+        let found_some = checked.status.code() == Some(1) && !shown.is_empty();
+        Ok(found_some.then_some(shown))
     })
     .await?;
     assert!(
