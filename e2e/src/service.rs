@@ -3,6 +3,7 @@
 
 use crate::child::Child;
 use crate::servers::binary;
+use crate::wait::until;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -105,21 +106,12 @@ impl Service {
     /// # Errors
     /// When it does not get ready; with what it says is missing.
     pub async fn wait_ready(&self) -> Result<()> {
-        let mut last = Value::Null;
-        let ready = async {
-            loop {
-                if let Ok((ready, parts)) = self.readiness().await {
-                    if ready {
-                        return;
-                    }
-                    last = parts;
-                }
-                tokio::time::sleep(Duration::from_millis(25)).await;
-            }
-        };
-        tokio::time::timeout(STARTUP, ready)
-            .await
-            .with_context(|| format!("not ready: {last}\n{}", self.child.report()))
+        let ready = until("the service to be ready", async || {
+            let (ready, parts) = self.readiness().await?;
+            ensure!(ready, "not ready: {parts}");
+            Ok(Some(()))
+        });
+        ready.await.with_context(|| self.child.report())
     }
 
     /// Sends SIGTERM and wants an orderly end.
