@@ -15,7 +15,7 @@
 //! publishes the same ids again; receivers absorb what arrives twice.
 
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
+use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ErrorKind};
 use std::collections::HashMap;
@@ -72,6 +72,19 @@ impl BrokerTrouble {
         let Self::Client(error) = self else { return false };
         let ErrorKind::ProtocolError(error) = error.kind() else { return false };
         matches!(error.kind(), AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED))
+    }
+}
+
+impl BrokerTrouble {
+    /// Whether some message of the batch may have caused it. Beside what
+    /// [`BrokerTrouble::blames_the_message`] says, this is what comes of going on to publish on a
+    /// channel that the broker has just closed: it takes the connection down.
+    #[must_use]
+    pub fn may_be_a_message(&self) -> bool {
+        let Self::Client(error) = self else { return false };
+        let ErrorKind::ProtocolError(error) = error.kind() else { return false };
+        let went_on = matches!(error.kind(), AMQPErrorKind::Hard(AMQPHardError::CHANNELERROR));
+        went_on || self.blames_the_message()
     }
 }
 

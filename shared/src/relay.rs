@@ -33,6 +33,7 @@ use crate::topology::declare_topic;
 use anyhow::Context;
 use sqlx::{Connection as _, PgConnection};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -81,7 +82,9 @@ impl Relay {
     /// Runs until `shutdown`.
     pub async fn run(self, shutdown: CancellationToken) {
         let broker = Connector::new(self.broker.clone(), "relay");
-        let session = || self.session(&broker, &shutdown);
+        // Outlives a session: the search for a row may cost the connection.
+        let one_by_one = AtomicBool::new(false);
+        let session = || self.session(&broker, &one_by_one, &shutdown);
         connection::supervise(self.part.clone(), shutdown.clone(), session).await;
     }
 
@@ -89,6 +92,7 @@ impl Relay {
     async fn session(
         &self,
         broker: &Connector,
+        one_by_one: &AtomicBool,
         shutdown: &CancellationToken,
     ) -> anyhow::Result<()> {
         let mut db = db::connect_relay(&self.database, self.args.relay_lease).await?;
@@ -104,7 +108,7 @@ impl Relay {
             publisher: Publisher::open(&broker, self.confirm.confirm_timeout).await?,
             args: self.args.clone(),
             metrics: self.metrics.clone(),
-            one_by_one: false,
+            one_by_one: one_by_one.load(Ordering::Relaxed),
         };
         info!("relay is active");
 
@@ -115,13 +119,17 @@ impl Relay {
             if last_prune.elapsed() > PRUNE_EVERY && self.prune(&mut db).await? < PRUNE_BATCH {
                 last_prune = Instant::now();
             }
-            match step.relay_once(&mut db).await {
+            let relayed = step.relay_once(&mut db).await;
+            let suspicious =
+                relayed.as_ref().err().is_some_and(|trouble| step.suspects_a_row(trouble));
+            one_by_one.store(step.one_by_one, Ordering::Relaxed);
+            match relayed {
                 Ok(Progress { published: 0, .. }) => {}
                 Ok(_) => {
                     self.part.ok();
                     continue;
                 }
-                Err(trouble) if step.suspects_a_row(&trouble) => {
+                Err(trouble) if suspicious => {
                     warn!(
                         error = format!("{trouble:#}"),
                         "the broker closed the channel over a message; sending one by one to find it"

@@ -28,6 +28,7 @@ struct Outbox {
     db: PgConnection,
     broker: Broker,
     connection: Connection,
+    amqp_url: String,
     step: Step,
     service: &'static str,
     env: Env,
@@ -56,7 +57,14 @@ impl Outbox {
             one_by_one: false,
         };
         let db = PgConnection::connect(&url).await?;
-        Ok(Self { db, broker, connection, step, service, env })
+        Ok(Self { db, broker, connection, amqp_url, step, service, env })
+    }
+
+    async fn reconnect(&mut self) -> Result<()> {
+        self.connection =
+            Connection::connect(&self.amqp_url, ConnectionProperties::default()).await?;
+        self.step.publisher = Publisher::open(&self.connection, Duration::from_secs(30)).await?;
+        Ok(())
     }
 
     /// Writes a row; `exchange` and `event_type` decide whether it can be delivered.
@@ -215,7 +223,7 @@ async fn a_row_over_which_the_broker_closes_the_channel_is_found_and_blamed_alon
     outbox.append_raw("large", "orders", "order.created", 1, &large.to_string()).await?;
     outbox.append_many("small", 499).await?;
 
-    // As the session does: a new channel after each trouble that may be a row's.
+    // As the sessions do: on with a new connection after trouble that may be a row's.
     let mut troubles = 0;
     loop {
         match outbox.relay().await {
@@ -224,8 +232,7 @@ async fn a_row_over_which_the_broker_closes_the_channel_is_found_and_blamed_alon
             Err(trouble) => {
                 troubles += 1;
                 assert!(outbox.step.suspects_a_row(&trouble), "{trouble:#}");
-                let limit = Duration::from_secs(30);
-                outbox.step.publisher = Publisher::open(&outbox.connection, limit).await?;
+                outbox.reconnect().await?;
             }
         }
     }

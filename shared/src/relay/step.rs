@@ -102,13 +102,14 @@ impl Step {
     }
 
     /// Whether the failure may be one row's doing, so that it is worth looking for it. Switches to
-    /// sending one by one, and back once the search has ended.
+    /// sending one by one, and back once the row is found.
     pub fn suspects_a_row(&mut self, trouble: &anyhow::Error) -> bool {
-        let blamed =
-            trouble.downcast_ref::<BrokerTrouble>().is_some_and(BrokerTrouble::blames_the_message);
-        let found = self.one_by_one;
-        self.one_by_one = blamed && !found;
-        blamed
+        let Some(trouble) = trouble.downcast_ref::<BrokerTrouble>() else { return false };
+        let found = self.one_by_one && trouble.blames_the_message();
+        if trouble.may_be_a_message() {
+            self.one_by_one = !found;
+        }
+        trouble.may_be_a_message()
     }
 
     fn refuse(&self, row: &DueRow, error: String) -> RefusedRow {
