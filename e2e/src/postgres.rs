@@ -92,11 +92,6 @@ impl Postgres {
         self.execute(format!("CREATE DATABASE {} TEMPLATE template0", quote(name))).await
     }
 
-    /// Drops a database, whoever is connected to it. One that does not exist is no error.
-    pub async fn drop_database(&self, name: &str) -> Result<()> {
-        self.execute(format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", quote(name))).await
-    }
-
     /// Kills the postmaster and all its children without warning; returns when they are gone.
     pub fn sigkill(&self) -> Result<()> {
         self.server().sigkill()

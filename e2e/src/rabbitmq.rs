@@ -108,11 +108,6 @@ impl RabbitMq {
         self.request(Method::PUT, &format!("permissions/{vhost}/guest"), all).await
     }
 
-    /// Deletes a vhost with all that is in it; its connections are closed.
-    pub async fn delete_vhost(&self, name: &str) -> Result<()> {
-        self.request(Method::DELETE, &format!("vhosts/{}", percent_encode(name)), json!({})).await
-    }
-
     /// Kills the node and its helpers without warning; returns when they are gone.
     pub fn sigkill(&self) -> Result<()> {
         self.server().sigkill()
