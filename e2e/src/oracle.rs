@@ -163,9 +163,15 @@ impl System {
 
     /// Every queue, and how many messages are ready in it.
     async fn depths(&self) -> Result<Vec<(String, u32)>> {
-        let delays = self.orders_env["RETRY_DELAYS"].split(',');
-        let mut suffixes: Vec<String> = delays.map(|delay| format!(".retry.{delay}")).collect();
-        suffixes.extend([String::new(), PARKING.to_owned()]);
+        let value = |name: &str| self.orders_env.get(name).map(String::as_str);
+        let mut suffixes = vec![String::new(), PARKING.to_owned()];
+        if value("RETRY_BACKEND") != Some("native") {
+            let delays = value("RETRY_DELAYS").unwrap_or_default().split(',');
+            suffixes.extend(delays.map(|delay| format!(".retry.{delay}")));
+        }
+        let shards = value("ORDERING").and_then(|ordering| ordering.strip_prefix("shards="));
+        let shards: u32 = shards.map_or(Ok(0), str::parse)?;
+        suffixes.extend((0..shards).map(|shard| format!(".shard.{shard}")));
         let mut depths = Vec::new();
         for queue in ["inventory.orders", "orders.inventory"] {
             for suffix in &suffixes {

@@ -26,6 +26,8 @@ pub struct Options {
     pub env: Vec<(&'static str, &'static str)>,
     /// Give the inventory a PostgreSQL of its own, for the test to harm.
     pub own_inventory_postgres: bool,
+    /// Give the system a RabbitMQ of its own, for the test to harm.
+    pub own_rabbitmq: bool,
     /// Put a proxy between each service and each of its servers.
     pub proxies: bool,
     /// Do not start the services.
@@ -46,7 +48,7 @@ pub struct Proxies {
 
 /// A running system. Its databases, virtual host and processes are its own.
 pub struct System {
-    /// The shared broker.
+    /// The broker: the shared one or the system's own.
     pub rabbitmq: Arc<RabbitMq>,
     /// The server of the inventory's database: the shared one or its own.
     pub inventory_postgres: Arc<Postgres>,
@@ -86,15 +88,20 @@ impl System {
         } else {
             servers.postgres.clone()
         };
+        let rabbitmq = if options.own_rabbitmq {
+            Arc::new(RabbitMq::start().await?)
+        } else {
+            servers.rabbitmq.clone()
+        };
         let (orders_name, inventory_name) = (format!("{name}_orders"), format!("{name}_inventory"));
         servers.postgres.create_database(&orders_name).await?;
         inventory_postgres.create_database(&inventory_name).await?;
-        servers.rabbitmq.create_vhost(&name).await?;
+        rabbitmq.create_vhost(&name).await?;
 
         let orders_url = servers.postgres.url(&orders_name);
         let inventory_url = inventory_postgres.url(&inventory_name);
-        let amqp_url = servers.rabbitmq.amqp_url(&name);
-        let management = servers.rabbitmq.management_url_with_login();
+        let amqp_url = rabbitmq.amqp_url(&name);
+        let management = rabbitmq.management_url_with_login();
         let mut env = Env::from(
             [
                 ("AMQP_URL", amqp_url.as_str()),
@@ -125,7 +132,7 @@ impl System {
         )?;
 
         let proxies = if options.proxies {
-            let amqp_port = servers.rabbitmq.amqp_port();
+            let amqp_port = rabbitmq.amqp_port();
             let proxies = Proxies {
                 orders_postgres: through(&mut orders_env, "DATABASE_URL", servers.postgres.port())?,
                 orders_amqp: through(&mut orders_env, "AMQP_URL", amqp_port)?,
@@ -143,7 +150,7 @@ impl System {
 
         let pool = |url: &str| PgPoolOptions::new().max_connections(3).connect_lazy(url);
         let mut system = Self {
-            rabbitmq: servers.rabbitmq.clone(),
+            rabbitmq,
             inventory_postgres,
             proxies,
             orders_env,

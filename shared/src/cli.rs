@@ -3,7 +3,7 @@
 use crate::config::{BrokerArgs, DatabaseArgs, ManagementArgs, TopologyArgs};
 use crate::connection::{self, Connector};
 use crate::management::{IN_FORCE, Management};
-use crate::policies::{policies, require_none};
+use crate::policies::{BrokerVersion, policies, require_none};
 use crate::topology::{Names, Topology};
 use crate::{db, outbox};
 use anyhow::Context;
@@ -73,12 +73,9 @@ impl TopologyCommand {
             Self::Print { topology } => {
                 let topology = Topology::new(names, topology)?;
                 print!("{topology}");
-                for policy in policies(&topology, 4) {
-                    println!(
-                        "policy {} {}",
-                        policy.queue,
-                        serde_json::to_string(&policy.definition)?
-                    );
+                for policy in policies(&topology, BrokerVersion::NATIVE_RETRY)? {
+                    let definition = serde_json::to_string(&policy.definition)?;
+                    println!("policy {} {definition}", policy.queue.name);
                 }
             }
             Self::Apply(target) => {
@@ -87,7 +84,7 @@ impl TopologyCommand {
                     Management::new(&target.management.management_url, &target.broker.amqp_url)?;
                 // Policies first: a queue that exists without its policy can swallow a message.
                 for policy in management.apply(&topology).await? {
-                    println!("policy {}", policy.queue);
+                    println!("policy {}", policy.queue.name);
                 }
                 let connection = Connector::new(target.broker, "topology apply").connect().await?;
                 let channel = connection.create_channel().await?;

@@ -5,6 +5,8 @@
 //! Values that carry a password are never printed: no `Debug`, and `--help` hides them.
 
 use crate::backoff::Backoff;
+use crate::retry::Budget;
+use crate::topology::NATIVE_DELIVERY_LIMIT;
 use clap::{Args, ValueEnum};
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -82,6 +84,16 @@ pub struct TopologyArgs {
     /// is to use another queue
     #[arg(long, env = "RETRY_DELAYS", default_value = "5s,30s,5m", value_delimiter = ',')]
     pub retry_delays: Vec<Delay>,
+    /// Where a failed message waits: in queues of this service's own, or in its queue itself, which
+    /// needs RabbitMQ 4.3. There the first of the delays grows by itself with each attempt, up to the
+    /// last of them
+    #[arg(long, env = "RETRY_BACKEND", default_value = "buckets")]
+    pub retry_backend: RetryBackend,
+    /// What keeps the events of one aggregate in order: `gate`, where a later one waits for an earlier
+    /// one by its version; or `shards=N`, where N queues with one active consumer each share the
+    /// aggregates among them, and a failing message holds up its shard
+    #[arg(long, env = "ORDERING", default_value = "gate")]
+    pub ordering: Ordering,
     /// Most messages in the consumer's queue and in each retry queue; beyond it publishes are
     /// refused and the messages stay with whoever owns them
     #[arg(long, env = "QUEUE_MAX_LENGTH", default_value = "1000000")]
@@ -104,6 +116,13 @@ pub struct ConsumerArgs {
     /// Bound on handling one message, COMMIT included
     #[arg(long, env = "CONSUMER_HANDLE_TIMEOUT", default_value = "10s", value_parser = duration)]
     pub consumer_handle_timeout: Duration,
+    /// Messages in a row that fail because the database is away, before messages are left alone until
+    /// it is back
+    #[arg(long, env = "OUTAGE_AFTER", default_value = "5")]
+    pub outage_after: NonZeroU32,
+    /// How often the database is asked in an outage whether it is back
+    #[arg(long, env = "OUTAGE_PROBE_INTERVAL", default_value = "1s", value_parser = duration)]
+    pub outage_probe_interval: Duration,
     /// How often the queues' effective policies are checked again
     #[arg(long, env = "TOPOLOGY_CHECK_INTERVAL", default_value = "30s", value_parser = duration)]
     pub topology_check_interval: Duration,
@@ -111,6 +130,50 @@ pub struct ConsumerArgs {
     #[allow(missing_docs)]
     pub budget: BudgetArgs,
 }
+
+impl ConsumerArgs {
+    /// What a failing message gets.
+    #[must_use]
+    pub fn budget(&self, topology: &TopologyArgs) -> Budget {
+        Budget {
+            limits: self.budget.clone(),
+            delays: topology.retry_delays.clone(),
+            backend: topology.retry_backend,
+        }
+    }
+
+    /// Checks what no field can alone: that a failing message's budget fits into what the broker
+    /// bears.
+    ///
+    /// # Errors
+    /// When it does not; says by how much.
+    pub fn check(&self, topology: &TopologyArgs) -> anyhow::Result<()> {
+        let budget = self.budget(topology);
+        let most = budget.most_retries();
+        anyhow::ensure!(
+            topology.retry_backend == RetryBackend::Buckets
+                || u64::from(most) <= NATIVE_DELIVERY_LIMIT / 2,
+            "with --retry-backend native a message may be retried {most} times, and more than {} are \
+             too close to the queue's delivery limit: make --retry-delays longer, or \
+             --retry-not-yet-deadline or --retry-attempts-transient less",
+            NATIVE_DELIVERY_LIMIT / 2
+        );
+        let in_place: Duration = (1..self.budget.retry_attempts_transient.get())
+            .map(|attempt| budget.steady_delay(attempt) + self.consumer_handle_timeout)
+            .sum();
+        anyhow::ensure!(
+            topology.ordering == Ordering::Gate || in_place < LONGEST_UNACKED,
+            "in a shard a message waits in place for up to {in_place:?}, and the broker takes one away \
+             that is unacked for 30 minutes: make --retry-delays shorter, or \
+             --retry-attempts-transient less"
+        );
+        Ok(())
+    }
+}
+
+/// RabbitMQ's consumer_timeout is 30 minutes by default; this leaves some to spare:
+/// <https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout>.
+const LONGEST_UNACKED: Duration = Duration::from_secs(25 * 60);
 
 /// How long a failing message is worth trying: see [`crate::retry`].
 #[derive(Args, Clone)]
@@ -252,6 +315,49 @@ pub enum LogFormat {
     Pretty,
 }
 
+/// Where failed messages wait for their next attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RetryBackend {
+    /// In retry queues, one for each delay.
+    Buckets,
+    /// In the queue that they came from, RabbitMQ 4.3 and later.
+    Native,
+}
+
+/// What keeps the events of one aggregate in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ordering {
+    /// Their versions alone.
+    Gate,
+    /// So many queues with a single active consumer each.
+    Shards(NonZeroU16),
+}
+
+impl FromStr for Ordering {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const MOST: u16 = 128;
+        if text == "gate" {
+            return Ok(Self::Gate);
+        }
+        let shards = text.strip_prefix("shards=").and_then(|number| number.parse().ok());
+        let shards = shards.filter(|shards: &NonZeroU16| shards.get() <= MOST);
+        shards
+            .map(Self::Shards)
+            .ok_or_else(|| format!("write gate, or shards=N with N from 1 to {MOST}"))
+    }
+}
+
+impl fmt::Display for Ordering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gate => f.write_str("gate"),
+            Self::Shards(shards) => write!(f, "shards={shards}"),
+        }
+    }
+}
+
 /// A retry delay. Its text is part of a queue's name: `5s`, `30s`, `5m`, `300ms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delay(Duration);
@@ -261,6 +367,12 @@ impl Delay {
     #[must_use]
     pub fn duration(self) -> Duration {
         self.0
+    }
+
+    /// So many times as long, and at most as long as `most`.
+    #[must_use]
+    pub fn grown(self, times: u32, most: Self) -> Self {
+        Self(self.0.saturating_mul(times.max(1)).min(most.0))
     }
 
     /// How long, as a policy says it: whole milliseconds.

@@ -86,6 +86,23 @@ pub async fn bounded<T>(
     done.with_context(|| format!("{what}: no answer within {BOUND:?}"))?.context(what)
 }
 
+/// Waits for the end of a resource alarm (memory, disk), during which the broker reads nothing more
+/// from connections that publish. A connection in that state cannot even be closed: giving it up would
+/// leave one more behind with every attempt, so it is kept and waited for.
+///
+/// # Errors
+/// When the connection is lost meanwhile.
+pub async fn wait_unblocked(connection: &Connection) -> anyhow::Result<()> {
+    while connection.status().blocked() {
+        anyhow::ensure!(connection.status().connected(), "the broker closed the connection");
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    Ok(())
+}
+
+/// What `/health/ready` says meanwhile.
+pub const BLOCKED: &str = "the broker blocks publishing: a resource alarm, see its log";
+
 /// Closes a connection in an orderly way, or lets it drop if the broker does not answer.
 pub async fn close(connection: &Connection) {
     let bye = connection.close(200, "bye".into());

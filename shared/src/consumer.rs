@@ -16,6 +16,7 @@
 
 mod session;
 mod settle;
+mod worker;
 
 use crate::config::{BrokerArgs, ConfirmArgs, ConsumerArgs};
 use crate::connection::{self, Connector};
@@ -27,6 +28,7 @@ use crate::inbox::{self, Admission};
 use crate::incoming::Incoming;
 use crate::management::Management;
 use crate::metrics::Metrics;
+use crate::outage::Outage;
 use crate::pool::Pool;
 use crate::retry::{Budget, Outcome};
 use crate::topology::Topology;
@@ -96,6 +98,8 @@ pub struct Consumer<H> {
     pub topology_part: Part,
     /// Counters.
     pub metrics: Metrics,
+    /// Whether the database is away.
+    pub outage: Outage,
 }
 
 /// The two connections of a consumer.
@@ -116,7 +120,19 @@ impl<H: Handler> Consumer<H> {
     }
 
     fn budget(&self) -> Budget {
-        Budget { limits: self.args.budget.clone(), delays: self.topology.args.retry_delays.clone() }
+        self.args.budget(&self.topology.args)
+    }
+
+    /// Whether the database takes messages.
+    async fn database_answers(&self) -> bool {
+        let probe = async {
+            let mut db = self.pool.borrow().await?;
+            inbox::probe(&mut db, H::NAME).await?;
+            db.give_back();
+            Ok::<_, sqlx::Error>(())
+        };
+        let probed = tokio::time::timeout(self.args.consumer_handle_timeout, probe).await;
+        probed.is_ok_and(|probed| probed.is_ok())
     }
 
     /// Gives a message its effect, once, or says why not. Bounded in time; a panic of the handler
@@ -128,7 +144,7 @@ impl<H: Handler> Consumer<H> {
             Ok(Ok(result)) => result,
             Ok(Err(_panic)) => Err(Failure::unknown(anyhow::anyhow!("the handler panicked"))),
             // It may be committed or not; either way the inbox knows when it comes again.
-            Err(_) => Err(Failure::transient(anyhow::anyhow!("not handled within {limit:?}"))),
+            Err(_) => Err(Failure::database_away(anyhow::anyhow!("not handled within {limit:?}"))),
         }
     }
 

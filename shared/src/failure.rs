@@ -2,6 +2,10 @@
 //!
 //! The class comes from the error's own source (a SQLSTATE, a contract rule), never from its text.
 //! Business outcomes are not here: "out of stock" is an answer, not a failure.
+//!
+//! A transient failure says one thing more: whether it speaks of this message (a deadlock) or of the
+//! database as a whole (it is away). The second kind, several times in a row, is an outage
+//! ([`crate::outage`]).
 
 use crate::envelope::ContractError;
 use std::fmt;
@@ -37,29 +41,35 @@ impl Class {
 pub struct Failure {
     /// What kind.
     pub class: Class,
+    /// Whether the database as a whole is away, so that any other message would fail as well.
+    pub database_away: bool,
     /// What happened.
     pub source: anyhow::Error,
 }
 
 impl Failure {
-    /// The same bytes will fail again.
-    pub fn permanent(source: impl Into<anyhow::Error>) -> Self {
-        Self { class: Class::Permanent, source: source.into() }
+    fn new(class: Class, source: impl Into<anyhow::Error>) -> Self {
+        Self { class, database_away: false, source: source.into() }
     }
 
-    /// Time may mend it.
-    pub fn transient(source: impl Into<anyhow::Error>) -> Self {
-        Self { class: Class::Transient, source: source.into() }
+    /// The same bytes will fail again.
+    pub fn permanent(source: impl Into<anyhow::Error>) -> Self {
+        Self::new(Class::Permanent, source)
+    }
+
+    /// The database does not answer. Time may mend that.
+    pub fn database_away(source: impl Into<anyhow::Error>) -> Self {
+        Self { database_away: true, ..Self::new(Class::Transient, source) }
     }
 
     /// A predecessor may still come.
     pub fn not_yet(source: impl Into<anyhow::Error>) -> Self {
-        Self { class: Class::NotYet, source: source.into() }
+        Self::new(Class::NotYet, source)
     }
 
     /// Nobody thought of it.
     pub fn unknown(source: impl Into<anyhow::Error>) -> Self {
-        Self { class: Class::Unknown, source: source.into() }
+        Self::new(Class::Unknown, source)
     }
 }
 
@@ -77,48 +87,76 @@ impl From<ContractError> for Failure {
 
 impl From<sqlx::Error> for Failure {
     fn from(error: sqlx::Error) -> Self {
-        Self { class: classify(&error), source: error.into() }
+        let meaning = meaning(&error);
+        Self {
+            class: meaning.map_or(Class::Unknown, Meaning::class),
+            database_away: meaning == Some(Meaning::Away),
+            source: error.into(),
+        }
     }
 }
 
-/// SQLSTATEs by prefix; the longest that matches counts. Codes:
-/// <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
-const SQLSTATES: &[(&str, Class)] = &[
-    ("08", Class::Transient),    // connection exception
-    ("0A", Class::Permanent),    // feature not supported
-    ("21", Class::Permanent),    // cardinality violation
-    ("22", Class::Permanent),    // data exception: out of range, bad text
-    ("23", Class::Permanent),    // integrity constraint violation
-    ("25006", Class::Transient), // read-only transaction: a failover left us on a standby
-    ("25P03", Class::Transient), // idle-in-transaction time-out: this process was frozen
-    ("28", Class::Transient),    // invalid authorization: who we are, not what the message is
-    ("3D000", Class::Transient), // database does not exist (yet): likewise
-    ("40001", Class::Transient), // serialization failure
-    ("40003", Class::Transient), // statement completion unknown: the inbox absorbs it
-    ("40P01", Class::Transient), // deadlock detected
-    ("42", Class::Permanent),    // syntax error, unknown column: broken code
-    ("53", Class::Transient),    // insufficient resources: connections, memory, disk
-    ("55P03", Class::Transient), // lock not available: lock_timeout
-    ("57014", Class::Transient), // query cancelled: statement_timeout. Bounded by the attempts
-    ("57P", Class::Transient),   // shutdown, crash, cannot connect now
+/// What an error of the database says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meaning {
+    /// The data or the code is wrong: the same statement will fail again.
+    Wrong,
+    /// Something was in this transaction's way.
+    Busy,
+    /// The server, or the way to it, is out of order: any other transaction would fail too.
+    Away,
+}
+
+impl Meaning {
+    fn class(self) -> Class {
+        match self {
+            Self::Wrong => Class::Permanent,
+            Self::Busy | Self::Away => Class::Transient,
+        }
+    }
+}
+
+/// SQLSTATEs by prefix; the longest that matches counts, and what is not here is unknown. Codes and
+/// their names: <https://www.postgresql.org/docs/current/errcodes-appendix.html>. What a COMMIT
+/// reports is read here like what any other statement reports.
+const SQLSTATES: &[(&str, Meaning)] = &[
+    ("08", Meaning::Away),    // connection exception
+    ("0A", Meaning::Wrong),   // feature not supported
+    ("21", Meaning::Wrong),   // cardinality violation
+    ("22", Meaning::Wrong),   // data exception: out of range, bad text
+    ("23", Meaning::Wrong),   // integrity constraint violation, a deferred one at COMMIT included
+    ("25006", Meaning::Away), // read-only transaction: a failover left us on a standby
+    ("25P03", Meaning::Busy), // idle-in-transaction time-out: this process was frozen
+    ("28", Meaning::Away),    // invalid authorization: who we are, not what the message is
+    ("3D000", Meaning::Away), // database does not exist (yet): likewise
+    ("40001", Meaning::Busy), // serialization failure
+    ("40003", Meaning::Busy), // statement completion unknown: the inbox absorbs it
+    ("40P01", Meaning::Busy), // deadlock detected
+    ("42", Meaning::Wrong),   // syntax error, unknown column, missing privilege: broken code
+    ("53", Meaning::Away),    // insufficient resources: connections, memory, disk
+    ("55P03", Meaning::Busy), // lock not available: lock_timeout
+    ("57014", Meaning::Busy), // query cancelled: statement_timeout. Bounded by the attempts
+    ("57P", Meaning::Away),   // shutdown, crash, cannot connect now
 ];
 
 /// The class of a database error, a failed COMMIT's included. A COMMIT whose answer was lost is
 /// transient although it may have happened: the message comes again, and the inbox absorbs it.
 #[must_use]
 pub fn classify(error: &sqlx::Error) -> Class {
+    meaning(error).map_or(Class::Unknown, Meaning::class)
+}
+
+fn meaning(error: &sqlx::Error) -> Option<Meaning> {
     use sqlx::Error as E;
     match error {
-        E::Database(error) => {
-            error.code().map_or(Class::Unknown, |sqlstate| classify_sqlstate(&sqlstate))
-        }
+        E::Database(error) => error.code().and_then(|sqlstate| meaning_of_sqlstate(&sqlstate)),
         // No answer, or none that can be read: the connection, the pool, the protocol.
         E::Io(_)
         | E::Tls(_)
         | E::Protocol(_)
         | E::PoolTimedOut
         | E::PoolClosed
-        | E::WorkerCrashed => Class::Transient,
+        | E::WorkerCrashed => Some(Meaning::Away),
         // The statement and the schema do not fit: broken code.
         E::RowNotFound
         | E::TypeNotFound { .. }
@@ -127,17 +165,17 @@ pub fn classify(error: &sqlx::Error) -> Class {
         | E::ColumnDecode { .. }
         | E::Encode(_)
         | E::InvalidArgument(_)
-        | E::Decode(_) => Class::Permanent,
-        _ => Class::Unknown,
+        | E::Decode(_) => Some(Meaning::Wrong),
+        _ => None,
     }
 }
 
-fn classify_sqlstate(sqlstate: &str) -> Class {
+fn meaning_of_sqlstate(sqlstate: &str) -> Option<Meaning> {
     SQLSTATES
         .iter()
         .filter(|(prefix, _)| sqlstate.starts_with(prefix))
         .max_by_key(|(prefix, _)| prefix.len())
-        .map_or(Class::Unknown, |(_, class)| *class)
+        .map(|(_, meaning)| *meaning)
 }
 
 #[cfg(test)]
@@ -145,25 +183,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_sqlstate_has_its_class() {
-        for (sqlstate, class) in [
-            ("08006", Class::Transient),
-            ("40001", Class::Transient),
-            ("40P01", Class::Transient),
-            ("53300", Class::Transient),
-            ("55P03", Class::Transient),
-            ("57P01", Class::Transient),
-            ("57P03", Class::Transient),
-            ("57014", Class::Transient),
-            ("22003", Class::Permanent),
-            ("23505", Class::Permanent),
-            ("23514", Class::Permanent),
-            ("42P01", Class::Permanent),
-            ("XX000", Class::Unknown),
-            ("P0001", Class::Unknown),
-            ("40002", Class::Unknown),
+    fn each_sqlstate_has_its_meaning() {
+        for (sqlstate, meaning) in [
+            ("08006", Some(Meaning::Away)),
+            ("53100", Some(Meaning::Away)),
+            ("53300", Some(Meaning::Away)),
+            ("57P01", Some(Meaning::Away)),
+            ("57P03", Some(Meaning::Away)),
+            ("25006", Some(Meaning::Away)),
+            ("40001", Some(Meaning::Busy)),
+            ("40P01", Some(Meaning::Busy)),
+            ("55P03", Some(Meaning::Busy)),
+            ("57014", Some(Meaning::Busy)),
+            ("22003", Some(Meaning::Wrong)),
+            ("23505", Some(Meaning::Wrong)),
+            ("23514", Some(Meaning::Wrong)),
+            ("42P01", Some(Meaning::Wrong)),
+            ("XX000", None),
+            ("P0001", None),
+            ("40002", None),
+            ("25001", None),
         ] {
-            assert_eq!(classify_sqlstate(sqlstate), class, "{sqlstate}");
+            assert_eq!(meaning_of_sqlstate(sqlstate), meaning, "{sqlstate}");
         }
     }
 

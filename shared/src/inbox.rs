@@ -12,7 +12,7 @@
 
 use crate::envelope::{Aggregate, Envelope};
 use crate::events::is_genesis;
-use sqlx::PgConnection;
+use sqlx::{Connection, PgConnection};
 
 /// Whether a message may take effect now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +56,17 @@ pub async fn admit(
     let last = last_version(tx, consumer, aggregate).await?;
     let passed = last.is_some_and(|last| aggregate.version <= last);
     Ok(if passed { Admission::Stale } else { Admission::Gap { last } })
+}
+
+/// Whether the database takes an inbox row, which is what every message needs first: a standby, or a
+/// full disk, answers a question and refuses this. Nothing is left of it.
+///
+/// # Errors
+/// Why it does not.
+pub async fn probe(db: &mut PgConnection, consumer: &str) -> sqlx::Result<()> {
+    let mut tx = db.begin().await?;
+    claim(&mut tx, consumer, "probe").await?;
+    tx.rollback().await
 }
 
 /// Takes the message for this consumer. `false`: it was taken before.

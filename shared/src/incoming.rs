@@ -4,6 +4,7 @@
 //! or absurd counts as absent. None of them can make a message be acked, and none can make it be
 //! tried for ever: its age counts from its first failure too.
 
+use crate::config::RetryBackend;
 use crate::envelope::{ContractError, Envelope};
 use crate::failure::Class;
 use crate::trace_context::TraceContext;
@@ -20,6 +21,9 @@ pub const CLASS: &str = "x-failure-class";
 pub const CLASS_ATTEMPT: &str = "x-failure-class-attempt";
 /// When the first of them failed, RFC 3339.
 pub const FIRST_FAILED_AT: &str = "x-first-failed-at";
+/// How often the broker has handed it out before, where each time counts: the broker's own header,
+/// absent on a first delivery by RabbitMQ 4.
+const DELIVERIES: &str = "x-delivery-count";
 /// The exchange that it was first published to.
 pub const ORIGINAL_EXCHANGE: &str = "x-original-exchange";
 /// The key that it was first published with.
@@ -37,20 +41,36 @@ pub struct Incoming {
     pub delivery: Delivery,
     /// The body, or why it is none of ours.
     pub envelope: Result<Envelope, ContractError>,
-    /// When it came.
+    /// When it came, or was last tried again in place.
     pub received_at: DateTime<Utc>,
+    /// What counts attempts between deliveries.
+    backend: RetryBackend,
+    /// Failures since it came, all of them transient, and when the first was.
+    in_place: Option<(u32, DateTime<Utc>)>,
 }
 
 impl Incoming {
-    /// Reads a delivery.
+    /// Reads a delivery. Who counts attempts depends on where failed messages wait: our own headers on
+    /// the copies, or the broker on the message itself.
     #[must_use]
-    pub fn new(delivery: Delivery) -> Self {
+    pub fn new(delivery: Delivery, backend: RetryBackend) -> Self {
         let envelope = Envelope::parse(&delivery.data).and_then(|envelope| {
             let message_id = delivery.properties.message_id().as_ref();
             envelope.check_message_id(message_id.map(|id| id.as_str()))?;
             Ok(envelope)
         });
-        Self { delivery, envelope, received_at: Utc::now() }
+        Self { delivery, envelope, received_at: Utc::now(), backend, in_place: None }
+    }
+
+    /// Notes a transient failure after which it is tried again in place.
+    pub fn failed_in_place(&mut self) {
+        let (failures, first) = self.in_place.unwrap_or((0, self.received_at));
+        self.in_place = Some((failures.saturating_add(1), first));
+    }
+
+    /// It is being tried again.
+    pub fn tried_again(&mut self) {
+        self.received_at = Utc::now();
     }
 
     /// The AMQP property, for logs and copies; inbox and outbox use the envelope's id.
@@ -68,18 +88,38 @@ impl Incoming {
         }
     }
 
+    /// How often the broker handed it out before, lost deliveries included. More than none says that
+    /// somebody may have died of it.
+    #[must_use]
+    pub fn redeliveries(&self) -> u32 {
+        self.count(DELIVERIES)
+    }
+
     /// How often it was tried, this time included.
     #[must_use]
     pub fn attempts(&self) -> u32 {
-        self.count(ATTEMPT).saturating_add(1)
+        let here = self.in_place.map_or(0, |(failures, _)| failures);
+        self.count(ATTEMPT).saturating_add(self.broker_counted()).saturating_add(here + 1)
     }
 
-    /// How often in a row it has failed with this class, this time included.
+    /// How often in a row it has failed with this class, this time included. The broker, where it
+    /// counts, does not tell classes apart.
     #[must_use]
     pub fn attempts_of(&self, class: Class) -> u32 {
         let same = self.header(CLASS).and_then(text) == Some(class.as_str());
         let earlier = if same { self.count(CLASS_ATTEMPT) } else { 0 };
-        earlier.saturating_add(1)
+        let here = match (class, self.in_place) {
+            (Class::Transient, Some((failures, _))) => failures,
+            _ => 0,
+        };
+        earlier.saturating_add(self.broker_counted()).saturating_add(here + 1)
+    }
+
+    fn broker_counted(&self) -> u32 {
+        match self.backend {
+            RetryBackend::Buckets => 0,
+            RetryBackend::Native => self.redeliveries(),
+        }
     }
 
     fn count(&self, header: &str) -> u32 {
@@ -90,7 +130,7 @@ impl Incoming {
     #[must_use]
     pub fn first_failed_at(&self) -> Option<DateTime<Utc>> {
         let at = self.header(FIRST_FAILED_AT).and_then(text).and_then(time);
-        at.filter(|at| *at <= self.received_at)
+        at.filter(|at| *at <= self.received_at).or(self.in_place.map(|(_, first)| first))
     }
 
     /// Where it was first published: exchange and key.
@@ -214,7 +254,7 @@ mod tests {
             Delivery::mock(1, "".into(), "q".into(), false, body.to_string().into_bytes());
         delivery.properties =
             lapin::BasicProperties::default().with_message_id("id".into()).with_headers(table);
-        Incoming::new(delivery)
+        Incoming::new(delivery, RetryBackend::Buckets)
     }
 
     #[test]
@@ -237,6 +277,26 @@ mod tests {
         assert_eq!(message.attempts(), 6);
         assert_eq!(message.attempts_of(Class::NotYet), 6);
         assert_eq!(message.attempts_of(Class::Transient), 1);
+    }
+
+    #[test]
+    fn the_brokers_count_counts_where_the_broker_delays_and_nowhere_else() {
+        let headers = [(DELIVERIES, AMQPValue::LongLongInt(3))];
+        let mut message = incoming("2026-01-01T00:00:00Z", &headers);
+        assert_eq!((message.attempts(), message.redeliveries()), (1, 3));
+        message.backend = RetryBackend::Native;
+        assert_eq!((message.attempts(), message.attempts_of(Class::NotYet)), (4, 4));
+    }
+
+    #[test]
+    fn what_failed_in_place_counts_as_transient() {
+        let mut message = incoming("2026-01-01T00:00:00Z", &[]);
+        message.failed_in_place();
+        message.failed_in_place();
+        assert_eq!(message.attempts(), 3);
+        assert_eq!(message.attempts_of(Class::Transient), 3);
+        assert_eq!(message.attempts_of(Class::Unknown), 1);
+        assert!(message.first_failed_at().is_some());
     }
 
     #[test]

@@ -50,6 +50,8 @@ pub mod inbox;
 
 pub mod failure;
 
+pub mod outage;
+
 pub mod retry;
 
 pub mod republish;

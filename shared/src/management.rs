@@ -1,11 +1,11 @@
-//! RabbitMQ's management API, as far as policies need it: three requests.
+//! RabbitMQ's management API, as far as policies need it: four requests.
 //!
 //! A quorum queue reports its effective policy with every tick, 5 s by default: a change shows that
 //! much later, and a broker that has just started reports nothing at all for a moment. So whoever
 //! needs the policies in force waits until they are reported so ([`Management::wait_in_force`]).
 
 use crate::connection::amqp_uri;
-use crate::policies::{Mismatch, Policy, compare, policies};
+use crate::policies::{BrokerVersion, Mismatch, Policy, compare, policies};
 use crate::topology::Topology;
 use anyhow::Context;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
@@ -20,7 +20,7 @@ pub const IN_FORCE: Duration = Duration::from_secs(15);
 /// An answer that takes longer is a failure.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A client of the management API: the three requests that are needed of it.
+/// A client of the management API: the four requests that are needed of it.
 pub struct Management {
     client: reqwest::Client,
     base: reqwest::Url,
@@ -69,16 +69,19 @@ impl Management {
         Ok(self.client.request(method, url))
     }
 
-    async fn broker_major(&self) -> anyhow::Result<u32> {
+    async fn broker_version(&self) -> anyhow::Result<BrokerVersion> {
         let overview: Overview = send(self.request(Method::GET, &["overview"])?)
             .await
             .and_then(|answer| answer.context("404"))
             .context("cannot ask the broker's version")?
             .json()
             .await?;
-        let version = overview.rabbitmq_version;
-        let major = version.split('.').next().and_then(|major| major.parse().ok());
-        major.with_context(|| format!("cannot read the broker's version {version:?}"))
+        let text = overview.rabbitmq_version;
+        let mut numbers = text.split('.').map(str::parse);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(major)), Some(Ok(minor))) => Ok(BrokerVersion { major, minor }),
+            _ => anyhow::bail!("cannot read the broker's version {text:?}"),
+        }
     }
 
     /// Sets the policies of a topology. Setting them again changes nothing.
@@ -86,20 +89,21 @@ impl Management {
     /// # Errors
     /// When the API is not reached, or the user may not set policies.
     pub async fn apply(&self, topology: &Topology) -> anyhow::Result<Vec<Policy>> {
-        let policies = policies(topology, self.broker_major().await?);
+        let policies = policies(topology, self.broker_version().await?)?;
         for policy in &policies {
+            let name = policy.queue.name.as_str();
             let body = json!({
-                "pattern": format!("^{}$", policy.queue.replace('.', r"\.")),
+                "pattern": format!("^{}$", name.replace('.', r"\.")),
                 "definition": policy.definition,
                 // `quorum_queues` would be exact, but 3.10 does not know it.
                 "apply-to": "queues",
                 "priority": PRIORITY,
             });
-            let path = ["policies", &self.vhost, &policy.queue];
+            let path = ["policies", &self.vhost, name];
             send(self.request(Method::PUT, &path)?.json(&body))
                 .await
                 .and_then(|answer| answer.context("404: is the virtual host there?"))
-                .with_context(|| format!("cannot set the policy of {}", policy.queue))?;
+                .with_context(|| format!("cannot set the policy of {name}"))?;
         }
         Ok(policies)
     }
@@ -136,26 +140,58 @@ impl Management {
     /// Compares each queue with what it must be. Empty: all is well.
     ///
     /// # Errors
-    /// When the API is not reached or does not let this user look.
+    /// When the API is not reached or does not let this user look; when the broker is too old for
+    /// what is configured.
     pub async fn check(&self, topology: &Topology) -> anyhow::Result<Vec<Mismatch>> {
         let mut mismatches = Vec::new();
-        for policy in policies(topology, self.broker_major().await?) {
-            let request = self.request(Method::GET, &["queues", &self.vhost, &policy.queue])?;
-            let looking = || format!("cannot look at {}", policy.queue);
+        for policy in policies(topology, self.broker_version().await?)? {
+            let name = policy.queue.name.as_str();
+            let request = self.request(Method::GET, &["queues", &self.vhost, name])?;
+            let looking = || format!("cannot look at {name}");
             let Some(answer) = send(request).await.with_context(looking)? else {
-                mismatches.push(Mismatch {
-                    queue: policy.queue,
-                    key: "queue".into(),
-                    expected: "declared".into(),
-                    found: "absent".into(),
-                });
+                mismatches.push(mismatch(name, "declared", "absent"));
                 continue;
             };
             let queue: QueueInfo = answer.json().await.with_context(looking)?;
             let effective = queue.effective_policy_definition.unwrap_or_default();
             mismatches.extend(compare(&policy, &queue.kind, &queue.arguments, &effective));
         }
+        mismatches.extend(self.stray_shards(topology).await?);
         Ok(mismatches)
+    }
+
+    /// Shards that are there and that nobody would consume: of an ordering that was changed.
+    async fn stray_shards(&self, topology: &Topology) -> anyhow::Result<Vec<Mismatch>> {
+        #[derive(Deserialize)]
+        struct Named {
+            name: String,
+        }
+        let request = self.request(Method::GET, &["queues", &self.vhost])?;
+        let queues: Vec<Named> = send(request.query(&[("columns", "name")]))
+            .await
+            .and_then(|answer| answer.context("404: is the virtual host there?"))
+            .context("cannot list the queues")?
+            .json()
+            .await?;
+        let (prefix, ours) = (topology.shard_prefix(), topology.source_queues());
+        let stray = queues
+            .into_iter()
+            .map(|queue| queue.name)
+            .filter(|name| name.starts_with(&prefix) && !ours.contains(name));
+        let wanted = format!(
+            "consumed (with --ordering {}: deleted, once it is empty)",
+            topology.args.ordering
+        );
+        Ok(stray.map(|name| mismatch(&name, &wanted, "declared")).collect())
+    }
+}
+
+fn mismatch(queue: &str, expected: &str, found: &str) -> Mismatch {
+    Mismatch {
+        queue: queue.into(),
+        key: "queue".into(),
+        expected: expected.into(),
+        found: found.into(),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::failure::Class;
 use crate::retry::{Outcome, ParkReason};
 use anyhow::Context;
 use opentelemetry::KeyValue;
-use opentelemetry::metrics::{Counter, Histogram, MeterProvider};
+use opentelemetry::metrics::{Counter, Gauge, Histogram, MeterProvider};
 use opentelemetry_sdk::metrics::SdkMeterProvider;
 use prometheus::{Registry, TextEncoder};
 use std::time::Duration;
@@ -23,6 +23,7 @@ pub struct Metrics {
     handled: Counter<u64>,
     retried: Counter<u64>,
     parked: Counter<u64>,
+    outage: Gauge<u64>,
 }
 
 impl Metrics {
@@ -60,11 +61,15 @@ impl Metrics {
                 .build(),
             retried: meter
                 .u64_counter("consumer.retried")
-                .with_description("Messages sent to a retry queue, by failure class")
+                .with_description("Failed messages that will be tried again, by failure class")
                 .build(),
             parked: meter
                 .u64_counter("consumer.parked")
                 .with_description("Messages sent to parking, by reason")
+                .build(),
+            outage: meter
+                .u64_gauge("consumer.outage")
+                .with_description("1 while messages are left alone because the database is away")
                 .build(),
         })
     }
@@ -103,5 +108,9 @@ impl Metrics {
         let labels =
             [KeyValue::new("consumer", consumer), KeyValue::new("reason", reason.as_str())];
         self.parked.add(1, &labels);
+    }
+
+    pub(crate) fn outage(&self, consumer: &'static str, on: bool) {
+        self.outage.record(u64::from(on), &[KeyValue::new("consumer", consumer)]);
     }
 }

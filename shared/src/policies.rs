@@ -10,7 +10,8 @@
 //! Keys: <https://www.rabbitmq.com/docs/parameters#policies>,
 //! <https://www.rabbitmq.com/docs/quorum-queues>.
 
-use crate::topology::{DELIVERY_LIMIT, Topology};
+use crate::config::RetryBackend;
+use crate::topology::{DELIVERY_LIMIT, NATIVE_DELIVERY_LIMIT, Queue, SINGLE_ACTIVE, Topology};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
@@ -20,6 +21,9 @@ const GUARDED: &[&str] = &[
     "dead-letter-exchange",
     "dead-letter-routing-key",
     "dead-letter-strategy",
+    "delayed-retry-max",
+    "delayed-retry-min",
+    "delayed-retry-type",
     "delivery-limit",
     "expires",
     "max-length",
@@ -31,10 +35,32 @@ const GUARDED: &[&str] = &[
 /// What the policy of one queue must say.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
-    /// The queue, which is also the policy's name.
-    pub queue: String,
+    /// The queue; its name is also the policy's.
+    pub queue: Queue,
     /// Keys and values.
     pub definition: Map<String, Value>,
+}
+
+/// The broker's version, as far as it decides what policies may say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BrokerVersion {
+    /// 3, 4.
+    pub major: u32,
+    /// 10, 13; 0 to 3.
+    pub minor: u32,
+}
+
+impl BrokerVersion {
+    /// The first to know delayed retries of quorum queues.
+    pub const NATIVE_RETRY: Self = Self { major: 4, minor: 3 };
+    /// The first with a delivery-limit by default (20), and with a word for "none" (−1).
+    const UNLIMITED: Self = Self { major: 4, minor: 0 };
+}
+
+impl fmt::Display for BrokerVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
 }
 
 /// A queue that is not as it must be.
@@ -57,54 +83,76 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// The policies of a topology. `broker_major` decides what may be said at all: before 4.0 a
-/// delivery-limit of −1 ("none") is refused, and none is the default; from 4.0 the default is 20.
-#[must_use]
-pub fn policies(topology: &Topology, broker_major: u32) -> Vec<Policy> {
-    let policy = |queue: String, definition: Value| Policy {
-        queue,
-        definition: definition.as_object().cloned().unwrap_or_default(),
-    };
-    let queue = topology.names.queue;
-    let max_length = topology.args.queue_max_length.get();
+/// The policies of a topology, as far as a broker of this version knows them.
+///
+/// # Errors
+/// When the broker is too old for what is configured.
+pub fn policies(topology: &Topology, broker: BrokerVersion) -> anyhow::Result<Vec<Policy>> {
+    let native = topology.args.retry_backend == RetryBackend::Native;
+    anyhow::ensure!(
+        !native || broker >= BrokerVersion::NATIVE_RETRY,
+        "--retry-backend native needs RabbitMQ {} or newer, and this broker is {broker}: use \
+         --retry-backend buckets",
+        BrokerVersion::NATIVE_RETRY
+    );
+    let policies = topology.queues().into_iter().map(|queue| {
+        let definition = match definition(topology, &queue.name, broker) {
+            Value::Object(definition) => definition,
+            _ => Map::new(),
+        };
+        Policy { queue, definition }
+    });
+    Ok(policies.collect())
+}
 
-    let mut policies = vec![policy(
-        queue.to_owned(),
-        json!({
-            "dead-letter-exchange": topology.dead_letter_exchange(),
-            "dead-letter-routing-key": topology.dead_letter_key(),
-            // The source keeps a dead letter until the parking queue has confirmed it. Needs
-            // overflow reject-publish.
+fn definition(topology: &Topology, queue: &str, broker: BrokerVersion) -> Value {
+    let bucket = topology.buckets().iter().find(|delay| topology.retry_queue(**delay) == queue);
+    if let Some(delay) = bucket {
+        let (exchange, key) = topology.entrance();
+        return json!({
+            "message-ttl": delay.millis(),
+            "dead-letter-exchange": exchange,
+            "dead-letter-routing-key": key,
             "dead-letter-strategy": "at-least-once",
             "overflow": "reject-publish",
-            "delivery-limit": DELIVERY_LIMIT,
-            "max-length": max_length,
-        }),
-    )];
-    policies.extend(topology.args.retry_delays.iter().map(|delay| {
-        policy(
-            topology.retry_queue(*delay),
-            json!({
-                "message-ttl": delay.millis(),
-                "dead-letter-exchange": "",
-                "dead-letter-routing-key": queue,
-                "dead-letter-strategy": "at-least-once",
-                "overflow": "reject-publish",
-                "max-length": max_length,
-            }),
-        )
-    }));
-    let mut parking = json!({
-        "message-ttl": u64::try_from(topology.args.parking_retention.as_millis()).unwrap_or(u64::MAX),
-        "overflow": "reject-publish",
-    });
-    if broker_major >= 4 {
-        // Looking at a parked message returns it to the queue, which counts as a delivery. That
-        // must never be what drops it.
-        parking["delivery-limit"] = json!(-1);
+            "max-length": topology.args.queue_max_length.get(),
+        });
     }
-    policies.push(policy(topology.parking_queue(), parking));
-    policies
+    if queue == topology.parking_queue() {
+        let retention = topology.args.parking_retention.as_millis();
+        let mut parking = json!({
+            "message-ttl": u64::try_from(retention).unwrap_or(u64::MAX),
+            "overflow": "reject-publish",
+        });
+        if broker >= BrokerVersion::UNLIMITED {
+            // Looking at a parked message returns it to the queue, which counts as a delivery. That
+            // must never be what drops it.
+            parking["delivery-limit"] = json!(-1);
+        }
+        return parking;
+    }
+    let mut source = json!({
+        "dead-letter-exchange": topology.dead_letter_exchange(),
+        "dead-letter-routing-key": topology.dead_letter_key(),
+        // The source keeps a dead letter until the parking queue has confirmed it. Needs overflow
+        // reject-publish.
+        "dead-letter-strategy": "at-least-once",
+        "overflow": "reject-publish",
+        "delivery-limit": DELIVERY_LIMIT,
+        "max-length": topology.args.queue_max_length.get(),
+    });
+    let delays = &topology.args.retry_delays;
+    if topology.args.retry_backend == RetryBackend::Native
+        && let (Some(min), Some(max)) = (delays.first(), delays.last())
+    {
+        // A reject means "failed" and waits; a nack, with which a worker that stops gives back what
+        // it has not tried, does not.
+        source["delayed-retry-type"] = json!("failed");
+        source["delayed-retry-min"] = json!(min.millis());
+        source["delayed-retry-max"] = json!(max.millis());
+        source["delivery-limit"] = json!(NATIVE_DELIVERY_LIMIT);
+    }
+    source
 }
 
 /// Refuses what differs.
@@ -131,7 +179,7 @@ pub(crate) fn compare(
     effective: &Map<String, Value>,
 ) -> Vec<Mismatch> {
     let mismatch = |key: &str, expected: String, found: String| Mismatch {
-        queue: policy.queue.clone(),
+        queue: policy.queue.name.clone(),
         key: key.into(),
         expected,
         found,
@@ -145,8 +193,15 @@ pub(crate) fn compare(
     }
     // An argument of the queue competes with the policy (the smaller number wins) and cannot be
     // changed while the queue lives.
-    for (key, value) in arguments.iter().filter(|(key, _)| *key != "x-queue-type") {
+    let ours = ["x-queue-type", SINGLE_ACTIVE];
+    for (key, value) in arguments.iter().filter(|(key, _)| !ours.contains(&key.as_str())) {
         mismatches.push(mismatch(&format!("argument {key}"), "absent".into(), value.to_string()));
+    }
+    let single_active = arguments.get(SINGLE_ACTIVE).and_then(Value::as_bool).unwrap_or(false);
+    if single_active != policy.queue.single_active {
+        let (expected, found) = (policy.queue.single_active, single_active);
+        let key = format!("argument {SINGLE_ACTIVE}");
+        mismatches.push(mismatch(&key, expected.to_string(), found.to_string()));
     }
     for (key, expected) in &policy.definition {
         let found = effective.get(key);
@@ -168,7 +223,7 @@ mod tests {
 
     fn policy(definition: Value) -> Policy {
         Policy {
-            queue: "q".into(),
+            queue: Queue { name: "q".into(), single_active: false },
             definition: definition.as_object().cloned().unwrap_or_default(),
         }
     }
@@ -195,5 +250,8 @@ mod tests {
         let arguments = policy(json!({"x-queue-type": "quorum", "x-message-ttl": 60})).definition;
         let mismatches = compare(&ours, "quorum", &arguments, &ours.definition);
         assert_eq!(keys(&mismatches), ["argument x-message-ttl"]);
+        let arguments = policy(json!({"x-single-active-consumer": true})).definition;
+        let mismatches = compare(&ours, "quorum", &arguments, &ours.definition);
+        assert_eq!(keys(&mismatches), ["argument x-single-active-consumer"]);
     }
 }

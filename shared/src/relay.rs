@@ -23,7 +23,7 @@ mod step;
 pub use step::{Progress, Step};
 
 use crate::config::{BrokerArgs, ConfirmArgs, DatabaseArgs, RelayArgs};
-use crate::connection::{self, Connector};
+use crate::connection::{self, BLOCKED, Connector, wait_unblocked};
 use crate::db;
 use crate::health::Part;
 use crate::metrics::Metrics;
@@ -137,6 +137,17 @@ impl Relay {
                     step.publisher = Publisher::open(&broker, self.confirm.confirm_timeout).await?;
                     continue;
                 }
+                Err(_) if broker.status().blocked() => {
+                    warn!("publishing is blocked by the broker; rows wait in the outbox");
+                    self.part.fail(BLOCKED);
+                    tokio::select! {
+                        () = shutdown.cancelled() => break,
+                        lost = keep_the_lead(&mut db) => return lost,
+                        unblocked = wait_unblocked(&broker) => unblocked?,
+                    }
+                    step.publisher = Publisher::open(&broker, self.confirm.confirm_timeout).await?;
+                    continue;
+                }
                 Err(trouble) => return Err(trouble),
             }
             self.part.ok();
@@ -188,6 +199,15 @@ pub async fn try_lock(db: &mut PgConnection) -> sqlx::Result<bool> {
     sqlx::query_scalar!(r#"SELECT pg_try_advisory_lock($1) AS "locked!""#, LOCK_KEY)
         .fetch_one(db)
         .await
+}
+
+/// Speaks to the database while there is nothing to say: silence would cost the lead. Ends with the
+/// session's failure.
+async fn keep_the_lead(db: &mut PgConnection) -> anyhow::Result<()> {
+    loop {
+        within_database_bound(db.ping()).await?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
 }
 
 async fn within_database_bound<T>(

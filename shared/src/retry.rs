@@ -1,12 +1,13 @@
 //! The decision: Ack, Retry or Park. One pure function, [`decide`]; effects are in
 //! [`crate::consumer`].
 //!
-//! Every retry has a delay, a limit and a final place. The delays form a ladder; a message climbs
-//! one rung an attempt and stays on the top one. Jitter moves a share of the messages to a
-//! neighbouring rung: a random TTL for each message would make short ones wait behind long ones in
-//! the same queue.
+//! Every retry has a delay, a limit and a final place. With retry queues the delays form a ladder; a
+//! message climbs one rung an attempt and stays on the top one. Jitter moves a share of the messages
+//! to a neighbouring rung: a random TTL for each message would make short ones wait behind long ones
+//! in the same queue. Where the broker itself delays (`--retry-backend native`) the first delay grows
+//! by itself with each attempt, up to the last one, and there is no jitter.
 
-use crate::config::{BudgetArgs, Delay};
+use crate::config::{BudgetArgs, Delay, RetryBackend};
 use crate::failure::Class;
 use std::time::Duration;
 
@@ -41,7 +42,8 @@ impl Outcome {
 pub enum Disposition {
     /// Its effect is safe: ack.
     Ack,
-    /// Publish a copy that comes back after this delay, then ack.
+    /// Try again after this delay. What waits is a copy in a retry queue, the message itself at the
+    /// broker, or, in a shard, this consumer: see [`crate::consumer`].
     Retry(Delay),
     /// Publish a copy to the parking queue, then ack.
     Park(ParkReason),
@@ -93,8 +95,77 @@ pub struct Facts {
 pub struct Budget {
     /// The limits.
     pub limits: BudgetArgs,
-    /// The ladder, shortest first, never empty.
+    /// The delays, shortest first.
     pub delays: Vec<Delay>,
+    /// What they mean.
+    pub backend: RetryBackend,
+}
+
+impl Budget {
+    /// Retries after which a message has waited for each of the delays once, or, where the broker
+    /// delays, for as long as all of them together.
+    fn once_through(&self) -> u32 {
+        match self.backend {
+            RetryBackend::Buckets => u32::try_from(self.delays.len()).unwrap_or(u32::MAX),
+            RetryBackend::Native => {
+                self.retries_to_wait(self.delays.iter().map(|delay| delay.duration()).sum())
+            }
+        }
+    }
+
+    /// The delay after this many attempts, jitter aside.
+    #[must_use]
+    pub fn steady_delay(&self, attempts: u32) -> Duration {
+        self.delay(attempts, 1.0).map(Delay::duration).unwrap_or_default()
+    }
+
+    /// Retries after which a message has waited this long.
+    fn retries_to_wait(&self, total: Duration) -> u32 {
+        const NO_END: u32 = 100_000;
+        let mut waited = Duration::ZERO;
+        (1..NO_END)
+            .find(|attempts| {
+                waited += self.steady_delay(*attempts);
+                waited >= total
+            })
+            .unwrap_or(NO_END)
+    }
+
+    /// The most retries that a message can use up, of whatever class it fails. Where each retry is a
+    /// redelivery, the queue's delivery limit must leave room for them.
+    #[must_use]
+    pub fn most_retries(&self) -> u32 {
+        let limits = &self.limits;
+        let attempts = limits.retry_attempts_transient.max(limits.retry_attempts_unknown).get();
+        let until_the_deadline = self.retries_to_wait(limits.retry_not_yet_deadline);
+        until_the_deadline.max(self.once_through()).max(attempts)
+    }
+
+    /// The delay after this many attempts. With retry queues, for the configured share of messages, a
+    /// neighbour of it. `None`: there are no delays, and a retry without one is not to be had.
+    fn delay(&self, attempts: u32, luck: f64) -> Option<Delay> {
+        match self.backend {
+            RetryBackend::Buckets => self.rung(attempts, luck),
+            RetryBackend::Native => {
+                let (first, last) = (self.delays.first()?, self.delays.last()?);
+                Some(first.grown(attempts, *last))
+            }
+        }
+    }
+
+    fn rung(&self, attempts: u32, luck: f64) -> Option<Delay> {
+        let top = self.delays.len().checked_sub(1)?;
+        let rung = usize::try_from(attempts.saturating_sub(1)).unwrap_or(usize::MAX).min(top);
+        let share = self.limits.retry_jitter_share;
+        let rung = if luck >= share {
+            rung
+        } else if luck < share / 2.0 {
+            rung.saturating_sub(1)
+        } else {
+            (rung + 1).min(top)
+        };
+        self.delays.get(rung).copied()
+    }
 }
 
 /// Chooses. `luck` in 0..1 is the message's lot in the jitter; it is drawn by the caller, so that
@@ -116,41 +187,24 @@ pub fn decide(
         Class::Unknown if facts.attempts >= limits.retry_attempts_unknown.get() => {
             Some(ParkReason::AttemptsExhausted)
         }
-        // Not before it has walked the ladder once: after an outage everything is old, and what it
-        // waits for may be right behind it.
-        Class::NotYet if facts.age >= limits.retry_not_yet_deadline && walked(facts, budget) => {
+        // Not before it has waited for each delay once: after an outage everything is old, and what
+        // it waits for may be right behind it.
+        Class::NotYet
+            if facts.age >= limits.retry_not_yet_deadline
+                && facts.attempts > budget.once_through() =>
+        {
             Some(ParkReason::GapDeadline)
         }
         _ if facts.past_producer_deadline => Some(ParkReason::ProducerDeadline),
         _ if facts.age >= limits.retry_max_age => Some(ParkReason::TooOld),
         _ => None,
     };
-    match (exhausted, rung(facts.attempts, budget, luck)) {
+    match (exhausted, budget.delay(facts.attempts, luck)) {
         (Some(reason), _) => Disposition::Park(reason),
         (None, Some(delay)) => Disposition::Retry(delay),
         // No ladder, no delay: and a retry without one is not to be had.
         (None, None) => Disposition::Park(ParkReason::AttemptsExhausted),
     }
-}
-
-/// Whether it has waited on every rung.
-fn walked(facts: Facts, budget: &Budget) -> bool {
-    usize::try_from(facts.attempts).is_ok_and(|attempts| attempts > budget.delays.len())
-}
-
-/// The delay after this many attempts, or a neighbour of it for the configured share of messages.
-fn rung(attempts: u32, budget: &Budget, luck: f64) -> Option<Delay> {
-    let top = budget.delays.len().checked_sub(1)?;
-    let rung = usize::try_from(attempts.saturating_sub(1)).unwrap_or(usize::MAX).min(top);
-    let share = budget.limits.retry_jitter_share;
-    let rung = if luck >= share {
-        rung
-    } else if luck < share / 2.0 {
-        rung.saturating_sub(1)
-    } else {
-        (rung + 1).min(top)
-    };
-    budget.delays.get(rung).copied()
 }
 
 #[cfg(test)]
@@ -170,7 +224,12 @@ mod tests {
                 retry_jitter_share: jitter,
             },
             delays: ["5s", "30s", "5m"].map(|text| text.parse().expect("a delay")).to_vec(),
+            backend: RetryBackend::Buckets,
         }
+    }
+
+    fn native() -> Budget {
+        Budget { backend: RetryBackend::Native, ..budget(1.0) }
     }
 
     fn young(attempts: u32) -> Facts {
@@ -191,6 +250,17 @@ mod tests {
             .map(|n| shown(decide(Err(Class::Transient), young(n), &budget(0.0), 0.5)))
             .collect();
         assert_eq!(path, ["5s", "30s", "5m", "attempts-exhausted"]);
+    }
+
+    #[test]
+    fn where_the_broker_delays_the_wait_grows_by_the_first_delay_up_to_the_last() {
+        let path: Vec<String> = [1, 2, 3, 59, 60, 61, 1000]
+            .map(|n| shown(decide(Err(Class::NotYet), young(n), &native(), 0.0)))
+            .to_vec();
+        assert_eq!(path, ["5s", "10s", "15s", "4m55s", "5m", "5m", "5m"]);
+        // 5 + 10 + … + 60 s are no less than 5 + 30 + 300 s; 5 + 10 + … + 95 s are past 15 minutes.
+        assert_eq!(native().once_through(), 12);
+        assert_eq!(native().most_retries(), 19);
     }
 
     #[test]
@@ -251,13 +321,15 @@ mod tests {
 
         #[test]
         fn a_failure_is_never_acked_and_every_path_ends_in_parking(
-            class in any_class(), age in 0u64..200_000, luck in 0.0..1.0f64
+            class in any_class(), age in 0u64..200_000, luck in 0.0..1.0f64, native: bool
         ) {
+            let backend = if native { RetryBackend::Native } else { RetryBackend::Buckets };
+            let budget = Budget { backend, ..budget(0.5) };
             let mut facts = Facts { age: Duration::from_secs(age), ..young(1) };
             let mut parked = false;
             // 86 400 s of retries that wait 5 s at least.
             for _ in 0..20_000 {
-                match decide(Err(class), facts, &budget(0.5), luck) {
+                match decide(Err(class), facts, &budget, luck) {
                     Disposition::Ack => prop_assert!(false, "a failure was acked"),
                     Disposition::Park(_) => { parked = true; break; }
                     Disposition::Retry(delay) => {

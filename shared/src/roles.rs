@@ -11,6 +11,7 @@ use crate::consumer::{Consumer, Handler};
 use crate::db;
 use crate::management::Management;
 use crate::ops::Ops;
+use crate::outage::Outage;
 use crate::pool::Pool;
 use crate::relay::{Relay, WakeUp};
 use crate::service::Service;
@@ -71,6 +72,7 @@ pub async fn run<H: Handler>(blueprint: Blueprint<H>, args: ServiceArgs) -> anyh
     let names = blueprint.names;
     let topology = Topology::new(names, args.topology)?;
     args.relay.check(&args.confirm)?;
+    args.consumer.check(&topology.args)?;
     let pool = db::pool(&args.database)?;
     let management = Management::new(&args.management.management_url, &args.broker.amqp_url)?;
     let mut service = Service::new(args.process.clone())?;
@@ -116,6 +118,7 @@ pub async fn run<H: Handler>(blueprint: Blueprint<H>, args: ServiceArgs) -> anyh
             broker: args.broker,
             management,
             topology,
+            outage: Outage::new(args.consumer.outage_after.get()),
             args: args.consumer,
             confirm: args.confirm,
             part: service.health.part("consumer"),

@@ -13,9 +13,29 @@
 //! An expired retry goes back to Q through the default exchange, not through the source exchange:
 //! that would hand it to every other subscriber of the event again, under a key that may not be its
 //! own.
+//!
+//! With `--ordering shards=N` an exchange of ours stands between the source and N queues. It hashes
+//! the aggregate's id, so all events of an aggregate are in one queue, whose broker lets one consumer
+//! at a time take from it:
+//!
+//! ```text
+//!  source exchange ─binding─► Q.shards (x-consistent-hash) ─► Q.shard.0 … Q.shard.N-1
+//!                                     ▲
+//!                                     └─TTL─ Q.retry.5s … ◄─ Q.retry
+//! ```
+//!
+//! Q stays declared, bound to nothing, and is consumed: what it held when the ordering was changed is
+//! not left behind. The other way round is an operator's to do: shards that are there and that nobody
+//! consumes are drift ([`crate::management`]).
+//!
+//! With `--retry-backend native` there are no retry queues: a failed message waits in the queue that
+//! it came from, as that queue's policy says.
 
-use crate::config::{Delay, TopologyArgs};
-use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use crate::config::{Delay, Ordering, RetryBackend, TopologyArgs};
+use lapin::options::{
+    ExchangeBindOptions, ExchangeDeclareOptions, ExchangeUnbindOptions, QueueBindOptions,
+    QueueDeclareOptions,
+};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, ExchangeKind};
 use std::fmt;
@@ -23,6 +43,13 @@ use std::fmt;
 /// Redeliveries after which the broker itself parks a message: the net for messages that kill the
 /// process before it can decide anything.
 pub const DELIVERY_LIMIT: u64 = 8;
+
+/// The same net where every retry is a redelivery (`--retry-backend native`): it must be wider than any
+/// failing message's budget.
+pub const NATIVE_DELIVERY_LIMIT: u64 = 48;
+
+/// The header that an aggregate's shard is chosen by. The relay sets it on every event.
+pub const AGGREGATE_ID: &str = "x-aggregate-id";
 
 /// The names that a service fixes.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +71,24 @@ pub struct Topology {
     pub names: Names,
     /// Delays, lengths, retention.
     pub args: TopologyArgs,
+}
+
+/// A queue that must be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// Its name.
+    pub name: String,
+    /// Whether the broker lets only one consumer at a time take from it.
+    pub single_active: bool,
+}
+
+/// A queue to consume from, and by how many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// Its name.
+    pub queue: String,
+    /// Workers on it.
+    pub workers: u16,
 }
 
 impl Topology {
@@ -90,13 +135,92 @@ impl Topology {
         format!("{}.parking", self.names.queue)
     }
 
-    /// All queues: Q, its retry queues, its parking queue.
+    /// The exchange that shares the aggregates among the shards.
     #[must_use]
-    pub fn queues(&self) -> Vec<String> {
-        let mut queues = vec![self.names.queue.to_owned()];
-        queues.extend(self.args.retry_delays.iter().map(|delay| self.retry_queue(*delay)));
-        queues.push(self.parking_queue());
+    pub fn shard_exchange(&self) -> String {
+        format!("{}.shards", self.names.queue)
+    }
+
+    /// What the names of all shards begin with, those of another number of shards included.
+    #[must_use]
+    pub fn shard_prefix(&self) -> String {
+        format!("{}.shard.", self.names.queue)
+    }
+
+    fn shards(&self) -> Vec<String> {
+        let shards = match self.args.ordering {
+            Ordering::Gate => 0,
+            Ordering::Shards(shards) => shards.get(),
+        };
+        (0..shards).map(|number| format!("{}{number}", self.shard_prefix())).collect()
+    }
+
+    /// By which exchange and key a message comes back to this consumer and to no other: from a retry
+    /// queue, from parking.
+    #[must_use]
+    pub fn entrance(&self) -> (String, String) {
+        let exchange = match self.args.ordering {
+            Ordering::Gate => String::new(),
+            Ordering::Shards(_) => self.shard_exchange(),
+        };
+        (exchange, self.names.queue.to_owned())
+    }
+
+    /// What to consume from. `workers` is how many share a queue whose order is theirs to keep.
+    #[must_use]
+    pub fn lanes(&self, workers: u16) -> Vec<Lane> {
+        let shards = self.shards();
+        let on_queue = if shards.is_empty() { workers } else { 1 };
+        let mut lanes = vec![Lane { queue: self.names.queue.to_owned(), workers: on_queue }];
+        lanes.extend(shards.into_iter().map(|queue| Lane { queue, workers: 1 }));
+        lanes
+    }
+
+    /// The delays that have a queue each.
+    #[must_use]
+    pub fn buckets(&self) -> &[Delay] {
+        match self.args.retry_backend {
+            RetryBackend::Buckets => &self.args.retry_delays,
+            RetryBackend::Native => &[],
+        }
+    }
+
+    /// The names of the queues that messages are consumed from: Q and its shards.
+    #[must_use]
+    pub fn source_queues(&self) -> Vec<String> {
+        self.lanes(1).into_iter().map(|lane| lane.queue).collect()
+    }
+
+    /// All queues: Q, its shards, its retry queues, its parking queue.
+    #[must_use]
+    pub fn queues(&self) -> Vec<Queue> {
+        let plain = |name| Queue { name, single_active: false };
+        let mut queues = vec![plain(self.names.queue.to_owned())];
+        queues.extend(self.shards().into_iter().map(|name| Queue { name, single_active: true }));
+        queues.extend(self.buckets().iter().map(|delay| plain(self.retry_queue(*delay))));
+        queues.push(plain(self.parking_queue()));
         queues
+    }
+
+    fn exchanges(&self) -> Vec<(String, ExchangeKind, FieldTable)> {
+        let plain = |name, kind| (name, kind, FieldTable::default());
+        let mut exchanges = vec![
+            plain(self.names.exchange.to_owned(), ExchangeKind::Topic),
+            plain(self.names.source.to_owned(), ExchangeKind::Topic),
+            plain(self.dead_letter_exchange(), ExchangeKind::Direct),
+        ];
+        if !self.buckets().is_empty() {
+            exchanges.push(plain(self.retry_exchange(), ExchangeKind::Direct));
+        }
+        if self.args.ordering != Ordering::Gate {
+            // Not x-modulus-hash: that hashes the routing key, so the type of an event would choose
+            // its shard, and the events of one order would be spread over several.
+            let kind = ExchangeKind::Custom("x-consistent-hash".into());
+            let mut arguments = FieldTable::default();
+            arguments.insert("hash-header".into(), AMQPValue::LongString(AGGREGATE_ID.into()));
+            exchanges.push((self.shard_exchange(), kind, arguments));
+        }
+        exchanges
     }
 
     /// Declares all of it. Declaring what is there already, alike, changes nothing.
@@ -104,54 +228,82 @@ impl Topology {
     /// # Errors
     /// 406 where something of that name is there with other properties; the connection's troubles.
     pub async fn declare(&self, channel: &Channel) -> lapin::Result<()> {
-        declare_topic(channel, self.names.exchange).await?;
-        declare_topic(channel, self.names.source).await?;
-        for exchange in [self.retry_exchange(), self.dead_letter_exchange()] {
-            declare_exchange(channel, &exchange, ExchangeKind::Direct).await?;
+        for (name, kind, arguments) in self.exchanges() {
+            declare_exchange(channel, &name, kind, arguments).await?;
         }
         for queue in self.queues() {
             let options = QueueDeclareOptions { durable: true, ..Default::default() };
-            channel.queue_declare(queue.into(), options, quorum()).await?;
+            channel.queue_declare(queue.name.as_str().into(), options, arguments(&queue)).await?;
         }
-        for Binding { queue, exchange, key } in self.bindings() {
-            channel
-                .queue_bind(
-                    queue.into(),
-                    exchange.into(),
-                    key.into(),
-                    QueueBindOptions::default(),
-                    FieldTable::default(),
-                )
-                .await?;
+        for Binding { to, exchange, key } in self.bindings() {
+            let (exchange, key) = (exchange.into(), key.into());
+            let none = FieldTable::default();
+            match to {
+                To::Queue(queue) => {
+                    let options = QueueBindOptions::default();
+                    channel.queue_bind(queue.into(), exchange, key, options, none).await?;
+                }
+                To::Exchange(name) => {
+                    let options = ExchangeBindOptions::default();
+                    channel.exchange_bind(name.into(), exchange, key, options, none).await?;
+                }
+            }
         }
-        Ok(())
+        self.unbind_the_other_ordering(channel).await
+    }
+
+    /// Bound first, unbound after: in between a message goes both ways, and the inbox makes that one
+    /// effect. The other order would lose it.
+    async fn unbind_the_other_ordering(&self, channel: &Channel) -> lapin::Result<()> {
+        let (source, key) = (self.names.source.into(), self.names.binding.into());
+        let none = FieldTable::default();
+        match self.args.ordering {
+            Ordering::Gate => {
+                let options = ExchangeUnbindOptions::default();
+                let shards = self.shard_exchange().into();
+                channel.exchange_unbind(shards, source, key, options, none).await
+            }
+            Ordering::Shards(_) => {
+                channel.queue_unbind(self.names.queue.into(), source, key, none).await
+            }
+        }
     }
 
     fn bindings(&self) -> Vec<Binding> {
         let names = self.names;
+        let bind = |to, exchange: String, key: String| Binding { to, exchange, key };
+        let shards = self.shards();
+        let entrance = match self.args.ordering {
+            Ordering::Gate => To::Queue(names.queue.into()),
+            Ordering::Shards(_) => To::Exchange(self.shard_exchange()),
+        };
         let mut bindings = vec![
-            Binding {
-                queue: names.queue.into(),
-                exchange: names.source.into(),
-                key: names.binding.into(),
-            },
-            Binding {
-                queue: self.parking_queue(),
-                exchange: self.dead_letter_exchange(),
-                key: self.dead_letter_key(),
-            },
+            bind(entrance, names.source.into(), names.binding.into()),
+            bind(
+                To::Queue(self.parking_queue()),
+                self.dead_letter_exchange(),
+                self.dead_letter_key(),
+            ),
         ];
-        bindings.extend(self.args.retry_delays.iter().map(|delay| Binding {
-            queue: self.retry_queue(*delay),
-            exchange: self.retry_exchange(),
-            key: delay.to_string(),
+        // The key is the shard's weight: all alike.
+        bindings.extend(
+            shards.into_iter().map(|name| bind(To::Queue(name), self.shard_exchange(), "1".into())),
+        );
+        bindings.extend(self.buckets().iter().map(|delay| {
+            let queue = To::Queue(self.retry_queue(*delay));
+            bind(queue, self.retry_exchange(), delay.to_string())
         }));
         bindings
     }
 }
 
+enum To {
+    Queue(String),
+    Exchange(String),
+}
+
 struct Binding {
-    queue: String,
+    to: To,
     exchange: String,
     key: String,
 }
@@ -161,31 +313,46 @@ struct Binding {
 /// # Errors
 /// As [`Topology::declare`].
 pub async fn declare_topic(channel: &Channel, name: &str) -> lapin::Result<()> {
-    declare_exchange(channel, name, ExchangeKind::Topic).await
+    declare_exchange(channel, name, ExchangeKind::Topic, FieldTable::default()).await
 }
 
-async fn declare_exchange(channel: &Channel, name: &str, kind: ExchangeKind) -> lapin::Result<()> {
+async fn declare_exchange(
+    channel: &Channel,
+    name: &str,
+    kind: ExchangeKind,
+    arguments: FieldTable,
+) -> lapin::Result<()> {
     let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
-    channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await
+    channel.exchange_declare(name.into(), kind, options, arguments).await
 }
 
-fn quorum() -> FieldTable {
+fn arguments(queue: &Queue) -> FieldTable {
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+    if queue.single_active {
+        arguments.insert(SINGLE_ACTIVE.into(), AMQPValue::Boolean(true));
+    }
     arguments
 }
 
+/// The argument of a queue with one active consumer. An argument, because no policy can say it.
+pub const SINGLE_ACTIVE: &str = "x-single-active-consumer";
+
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "exchange {} (topic)", self.names.exchange)?;
-        writeln!(f, "exchange {} (topic)", self.names.source)?;
-        writeln!(f, "exchange {} (direct)", self.retry_exchange())?;
-        writeln!(f, "exchange {} (direct)", self.dead_letter_exchange())?;
-        for queue in self.queues() {
-            writeln!(f, "queue {queue} (quorum, durable)")?;
+        for (name, kind, _) in self.exchanges() {
+            let kind = match kind {
+                ExchangeKind::Custom(kind) => kind,
+                other => format!("{other:?}").to_lowercase(),
+            };
+            writeln!(f, "exchange {name} ({kind})")?;
         }
-        for Binding { queue, exchange, key } in self.bindings() {
-            writeln!(f, "binding {exchange} -{key}-> {queue}")?;
+        for Queue { name, single_active } in self.queues() {
+            let active = if single_active { ", single active consumer" } else { "" };
+            writeln!(f, "queue {name} (quorum, durable{active})")?;
+        }
+        for Binding { to: To::Queue(to) | To::Exchange(to), exchange, key } in self.bindings() {
+            writeln!(f, "binding {exchange} -{key}-> {to}")?;
         }
         Ok(())
     }

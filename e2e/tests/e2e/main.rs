@@ -10,6 +10,7 @@ mod reserving;
 
 // Its failures, hop by hop.
 mod duplicates;
+mod ordering;
 mod outbox_rows;
 mod relays;
 mod retrying;

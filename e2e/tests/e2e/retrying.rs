@@ -246,35 +246,3 @@ async fn a_parking_that_takes_nothing_leaves_the_message_with_its_queue_until_it
     while system.broker.take(parking).await?.is_some() {}
     system.finish().await
 }
-
-#[tokio::test]
-async fn a_later_event_waits_for_an_earlier_one_and_both_apply_in_order() -> Result<()> {
-    let system = System::start(Options::default()).await?;
-    let created =
-        order_event("first", "order.created", 3, json!({"lines": [{"sku": "a", "count": 1}]}));
-    let mut cancelled = order_event("second", "order.cancelled", 1, json!({}));
-    cancelled["aggregate"] = created["aggregate"].clone();
-    cancelled["aggregate"]["version"] = json!(2);
-    let publish = async |event: &Value| {
-        let id = event["id"].as_str().unwrap_or_default();
-        let key = event["type"].as_str().unwrap_or_default();
-        system.broker.publish("orders", key, with_id(id), &serde_json::to_vec(event)?).await
-    };
-    publish(&cancelled).await?;
-    until_true("the gap to be noticed", async || {
-        Ok(retries(&system).iter().any(|retry| retry["class"] == "not_yet"))
-    })
-    .await?;
-    publish(&created).await?;
-    system.wait_inbox("second").await?;
-    let versions: Vec<i64> = sqlx::query_scalar("SELECT version FROM stream_versions")
-        .fetch_all(&system.inventory_db)
-        .await?;
-    assert_eq!(versions, [2]);
-    // orders-service never had this order: its rejection is parked there, which is right.
-    let parked = system.take_parked("orders.inventory").await?;
-    assert!(parked.headers["x-last-error"].contains("not an order's id"), "{:?}", parked.headers);
-    sqlx::query("DELETE FROM outbox").execute(&system.inventory_db).await?;
-    let injected = vec!["first".into(), "second".into()];
-    system.finish_expecting(Expect { injected, ..Expect::default() }).await
-}

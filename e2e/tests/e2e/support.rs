@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use e2e::child::Child;
 use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable};
 use serde_json::{Value, json};
 
 /// An event of an order that no orders-service ever had, with this data.
@@ -19,6 +20,16 @@ pub fn order_event(id: &str, event_type: &str, schema_version: u32, data: Value)
 /// The AMQP properties that go with a message id.
 pub fn with_id(message_id: &str) -> BasicProperties {
     BasicProperties::default().with_message_id(message_id.into()).with_delivery_mode(2)
+}
+
+/// The AMQP properties that go with an event, as the relay sets them: with the header that chooses its
+/// shard.
+pub fn with_aggregate(event: &Value) -> BasicProperties {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut headers = FieldTable::default();
+    let aggregate = text(&event["aggregate"]["id"]);
+    headers.insert("x-aggregate-id".into(), AMQPValue::LongString(aggregate.into()));
+    with_id(&text(&event["id"])).with_headers(headers)
 }
 
 /// The log lines of a service with this message, as JSON.

@@ -1,20 +1,50 @@
-//! One connected life of a consumer: connect, declare, check, work; until something breaks.
+//! One connected life of a consumer: connect, declare, check, consume; until something breaks.
+//!
+//! It consumes lanes: the queue, or each of its shards. A lane begins *cautiously*, with one worker
+//! and one message ahead. A process that died had a window of messages in its hands, and one of them
+//! may be what it died of; all of them come again, and each time counts toward the limit after which
+//! the broker parks a message. Taken one by one, the others are settled, and the one that kills is
+//! alone in being counted. The lane widens with the first message that nobody has had before, or when
+//! none comes.
+//!
+//! In an outage of the database ([`crate::outage`]) all lanes pause: connections stay, consumers
+//! leave, and the lanes begin anew when the database is back.
 
+use super::worker::Worker;
 use super::{Connectors, Consumer, Handler};
+use crate::backoff::Backoff;
 use crate::connection;
-use crate::incoming::Incoming;
 use crate::management::IN_FORCE;
 use crate::policies::{Mismatch, list, require_none};
-use crate::publisher::Publisher;
+use crate::topology::Lane;
+use anyhow::ensure;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions};
-use lapin::types::FieldTable;
-use lapin::{Channel, Connection};
-use std::sync::atomic::{AtomicU16, Ordering};
+use lapin::Connection;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
+
+/// A queue that has handed out nothing for this long has nothing ready.
+const QUIET: Duration = Duration::from_millis(200);
+/// The longest wait between probes of a database that answers them and fails messages all the same.
+const LONGEST_PROBE_WAIT: Duration = Duration::from_secs(30);
+
+/// The two connections of a session.
+pub(super) struct Session {
+    pub(super) consuming: Connection,
+    pub(super) publishing: Connection,
+}
+
+impl Session {
+    fn ensure_connected(&self) -> anyhow::Result<()> {
+        let connected = |connection: &Connection| connection.status().connected();
+        let both = connected(&self.consuming) && connected(&self.publishing);
+        ensure!(both, "the broker closed a connection");
+        Ok(())
+    }
+}
 
 impl<H: Handler> Consumer<H> {
     pub(super) async fn session(
@@ -22,10 +52,12 @@ impl<H: Handler> Consumer<H> {
         brokers: &Connectors,
         shutdown: &CancellationToken,
     ) -> anyhow::Result<()> {
-        let consuming = brokers.consuming.connect().await?;
-        let publishing = brokers.publishing.connect().await?;
+        let session = Session {
+            consuming: brokers.consuming.connect().await?,
+            publishing: brokers.publishing.connect().await?,
+        };
         connection::bounded("declaring the topology", async {
-            self.topology.declare(&consuming.create_channel().await?).await
+            self.topology.declare(&session.consuming.create_channel().await?).await
         })
         .await?;
         tokio::select! {
@@ -33,22 +65,123 @@ impl<H: Handler> Consumer<H> {
             sound = self.refuse_drift() => sound?,
         }
 
-        // Ends with the session: the first worker that fails takes the others along, after each has
+        // Ends with the session: whatever fails first takes the rest along, after each worker has
         // finished what it has in hand.
         let stop = shutdown.child_token();
-        let ready = AtomicU16::new(0);
-        let workers: FuturesUnordered<_> = (0..self.args.consumer_workers.get())
-            .map(|number| self.worker(number, &consuming, &publishing, &ready, &stop))
-            .collect();
         let drift = async {
             let drift = self.watch_drift().await;
             stop.cancel();
             drift
         };
-        let (worked, drifted) = tokio::join!(all(workers, &stop), stop.run_until_cancelled(drift));
-        connection::close(&consuming).await;
-        connection::close(&publishing).await;
-        drifted.unwrap_or(Ok(())).and(worked)
+        let (consumed, drifted) =
+            tokio::join!(self.consume(&session, &stop), stop.run_until_cancelled(drift));
+        connection::close(&session.consuming).await;
+        connection::close(&session.publishing).await;
+        drifted.unwrap_or(Ok(())).and(consumed)
+    }
+
+    /// Consumes, and pauses in outages, until `stop` or a failure.
+    async fn consume(&self, session: &Session, stop: &CancellationToken) -> anyhow::Result<()> {
+        let _stopped = stop.drop_guard_ref();
+        while !stop.is_cancelled() {
+            if self.outage.is_on() {
+                self.sit_out(session, stop).await?;
+                continue;
+            }
+            let pause = stop.child_token();
+            let lanes = self.topology.lanes(self.args.consumer_workers.get());
+            let ready = Ready { lanes: lanes.len(), open: AtomicUsize::new(0) };
+            let lanes: FuturesUnordered<_> =
+                lanes.iter().map(|lane| self.lane(session, lane, &ready, &pause)).collect();
+            all(lanes, &pause).await?;
+        }
+        Ok(())
+    }
+
+    /// One queue, until `pause`.
+    async fn lane(
+        &self,
+        session: &Session,
+        lane: &Lane,
+        ready: &Ready,
+        pause: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        self.consume_cautiously(session, lane, ready, pause).await?;
+        let prefetch = self.args.consumer_prefetch.get();
+        let worker = async |number| {
+            let tag = format!("{}-{number}", lane.queue);
+            let mut worker = Worker::open(self, session, &lane.queue, tag, prefetch).await?;
+            let worked = worker.run(pause).await;
+            worker.leave().await;
+            worked
+        };
+        let workers: FuturesUnordered<_> = (0..lane.workers).map(worker).collect();
+        if !pause.is_cancelled() {
+            info!(queue = lane.queue, workers = lane.workers, prefetch, "consuming");
+        }
+        all(workers, pause).await
+    }
+
+    /// One message at a time, as long as what comes has been in other hands before, and for no longer
+    /// than a window of messages.
+    async fn consume_cautiously(
+        &self,
+        session: &Session,
+        lane: &Lane,
+        ready: &Ready,
+        pause: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let tag = format!("{}-cautious", lane.queue);
+        let mut worker = Worker::open(self, session, &lane.queue, tag, 1).await?;
+        if ready.open.fetch_add(1, Ordering::Relaxed) + 1 == ready.lanes {
+            self.part.ok();
+        }
+        let window = u32::from(lane.workers) * u32::from(self.args.consumer_prefetch.get());
+        let mut settled = Ok(());
+        for _ in 0..window {
+            let next = tokio::select! {
+                biased;
+                () = pause.cancelled() => break,
+                next = tokio::time::timeout(QUIET, worker.next()) => next,
+            };
+            let mut seen_before = false;
+            settled = match next {
+                // Nothing is ready.
+                Err(_) => break,
+                Ok(Err(error)) => Err(error),
+                Ok(Ok(message)) => {
+                    seen_before = message.redeliveries() > 0;
+                    worker.settle(message, pause).await
+                }
+            };
+            if settled.is_err() || !seen_before {
+                break;
+            }
+        }
+        worker.leave().await;
+        settled
+    }
+
+    /// Asks the database, and not with a message, until it answers.
+    async fn sit_out(&self, session: &Session, stop: &CancellationToken) -> anyhow::Result<()> {
+        self.part.fail("outage: the database does not answer; messages wait in their queue");
+        warn!(queue = self.topology.names.queue, "outage: consuming is paused");
+        self.metrics.outage(H::NAME, true);
+        // Within one outage the wait stays as it is, so that its end is noticed soon.
+        let interval = Backoff { min: self.args.outage_probe_interval, max: LONGEST_PROBE_WAIT };
+        while self.outage.is_on() {
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                () = tokio::time::sleep(interval.jittered(self.outage.in_a_row())) => {}
+            }
+            session.ensure_connected()?;
+            if self.database_answers().await {
+                self.outage.probed();
+            }
+        }
+        info!(queue = self.topology.names.queue, "the database answers again: consuming goes on");
+        self.metrics.outage(H::NAME, false);
+        Ok(())
     }
 
     /// Does not let a session consume while a queue is not as it must be: a retry that entered a
@@ -80,81 +213,23 @@ impl<H: Handler> Consumer<H> {
             self.topology_part.fail(list(mismatches));
         }
     }
-
-    /// One message at a time, in the order of delivery.
-    async fn worker(
-        &self,
-        number: u16,
-        consuming: &Connection,
-        publishing: &Connection,
-        ready: &AtomicU16,
-        stop: &CancellationToken,
-    ) -> anyhow::Result<()> {
-        let mut publisher = Publisher::open(publishing, self.confirm.confirm_timeout).await?;
-        let tag = format!("{}-{number}", H::NAME);
-        let (channel, mut deliveries) = connection::bounded("consuming", async {
-            let channel = consuming.create_channel().await?;
-            // Per consumer (global: false): quorum queues take no other.
-            let prefetch = self.args.consumer_prefetch.get();
-            channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
-            let (queue, tag) = (self.topology.names.queue.into(), tag.as_str().into());
-            let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
-            let deliveries = channel.basic_consume(queue, tag, options, arguments).await?;
-            Ok((channel, deliveries))
-        })
-        .await?;
-        let workers = self.args.consumer_workers.get();
-        if ready.fetch_add(1, Ordering::Relaxed) + 1 == workers {
-            let prefetch = self.args.consumer_prefetch.get();
-            info!(queue = self.topology.names.queue, workers, prefetch, "consuming");
-            self.part.ok();
-        }
-        let result = loop {
-            let next = tokio::select! {
-                biased;
-                () = stop.cancelled() => break Ok(()),
-                next = deliveries.next() => next,
-            };
-            // A queue deleted under the consumer ends the stream in silence and leaves the channel
-            // open. Outside shutdown the end of a stream is always a failure.
-            let settled = match next {
-                None => Err(anyhow::anyhow!("the broker cancelled the consumer")),
-                Some(Err(error)) => Err(error.into()),
-                Some(Ok(delivery)) => {
-                    self.handle_delivery(Incoming::new(delivery), &mut publisher).await
-                }
-            };
-            if settled.is_err() {
-                break settled;
-            }
-        };
-        leave(&channel, &tag).await;
-        result
-    }
 }
 
-/// Waits for all workers; the first failure stops the rest and is the result.
+/// How many lanes there are, and how many of them are consumed.
+struct Ready {
+    lanes: usize,
+    open: AtomicUsize,
+}
+
+/// Waits for all of them; the first that ends stops the rest, and the first failure is the result.
 async fn all(
-    mut workers: FuturesUnordered<impl Future<Output = anyhow::Result<()>>>,
+    mut running: FuturesUnordered<impl Future<Output = anyhow::Result<()>>>,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let mut result = Ok(());
-    while let Some(ended) = workers.next().await {
+    while let Some(ended) = running.next().await {
         stop.cancel();
         result = result.and(ended);
     }
     result
-}
-
-/// Stops the flow and gives back what was prefetched. A nack says that the messages were not tried,
-/// and from RabbitMQ 4 on does not count toward their delivery limit, as closing the channel under
-/// them would. Failing is harmless: the connection is closed next, which returns them as well.
-async fn leave(channel: &Channel, tag: &str) {
-    let goodbye = async {
-        channel.basic_cancel(tag.into(), BasicCancelOptions::default()).await?;
-        let everything = BasicNackOptions { multiple: true, requeue: true };
-        channel.basic_nack(0, everything).await?;
-        channel.close(200, "bye".into()).await
-    };
-    let _ = tokio::time::timeout(Duration::from_secs(1), goodbye).await;
 }

@@ -1,82 +1,204 @@
 //! What becomes of a delivery once its message was handled: the effects of
 //! [`crate::retry::decide`].
+//!
+//! A failed message that is to be tried again waits, as configured, in one of three places:
+//!
+//! | where | by | a crash meanwhile |
+//! |---|---|---|
+//! | a retry queue | a confirmed copy, then an Ack | between the two: two copies, one effect |
+//! | its own queue, at the broker (RabbitMQ 4.3) | a reject, which the broker counts and delays | nothing: the message never left |
+//! | here, unacked, in its shard, if its failure is transient | waiting, with the shard behind it | the broker delivers it again, with its attempts forgotten |
 
+use super::worker::Worker;
 use super::{Consumer, Handler};
-use crate::failure::Failure;
+use crate::config::{Delay, Ordering, RetryBackend};
+use crate::connection::{BLOCKED, wait_unblocked};
+use crate::failure::{Class, Failure};
 use crate::fault::{self, Point};
 use crate::incoming::Incoming;
 use crate::publisher::{BrokerTrouble, Outgoing, Publisher, Verdict};
 use crate::republish::{park_copy, retry_copy};
-use crate::retry::{Disposition, Facts, Outcome, decide};
+use crate::retry::{Disposition, Facts, Outcome, ParkReason, decide};
 use anyhow::Context;
 use lapin::options::{BasicAckOptions, BasicRejectOptions};
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-impl<H: Handler> Consumer<H> {
-    /// The step that the worker repeats. Returns once the delivery is settled.
+impl<H: Handler> Worker<'_, H> {
+    /// The step that the worker repeats. Returns once the delivery is settled; or, asked to pause
+    /// while its message waits for another attempt in place, without that: it is given back then.
     ///
     /// # Errors
     /// The delivery is *not* settled, and the session must end: the broker will deliver it again.
-    pub(super) async fn handle_delivery(
-        &self,
-        message: Incoming,
-        publisher: &mut Publisher,
+    pub(super) async fn settle(
+        &mut self,
+        mut message: Incoming,
+        pause: &CancellationToken,
     ) -> anyhow::Result<()> {
-        let result = self.apply_bounded(&message).await;
-        let class = result.as_ref().map(|outcome| *outcome).map_err(|failure| failure.class);
-        let deadline = message.producer_deadline();
-        let facts = Facts {
-            attempts: class.err().map_or(1, |class| message.attempts_of(class)),
-            age: message.age(),
-            past_producer_deadline: deadline.is_some_and(|at| at <= message.received_at),
-        };
-        let disposition = decide(class, facts, &self.budget(), rand::random());
+        let consumer = self.consumer;
+        loop {
+            let result = consumer.apply_bounded(&message).await;
+            consumer.hear(&result, pause);
+            let failure = match result {
+                Ok(outcome) => {
+                    ack(&message).await?;
+                    consumer.log_outcome(&message, outcome);
+                    return Ok(());
+                }
+                Err(failure) => failure,
+            };
+            match consumer.decide(&message, failure.class) {
+                Disposition::Retry(delay) if consumer.blocks(failure.class) => {
+                    consumer.log_retry(&message, &failure, delay);
+                    message.failed_in_place();
+                    tokio::select! {
+                        () = pause.cancelled() => return Ok(()),
+                        () = tokio::time::sleep(delay.duration()) => message.tried_again(),
+                    }
+                }
+                Disposition::Retry(delay) => {
+                    return self.retry(&message, &failure, delay, pause).await;
+                }
+                Disposition::Park(reason) => {
+                    return self.park(&message, &failure, reason, pause).await;
+                }
+                // `decide` never acks a failure; if it did, ending the session loses nothing.
+                Disposition::Ack => {
+                    return Err(failure.source.context("a failure cannot be acked"));
+                }
+            }
+        }
+    }
 
-        match (result, disposition) {
-            (Ok(outcome), _) => {
-                ack(&message).await?;
-                self.log_outcome(&message, outcome);
+    async fn retry(
+        &mut self,
+        message: &Incoming,
+        failure: &Failure,
+        delay: Delay,
+        pause: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let consumer = self.consumer;
+        match consumer.topology.args.retry_backend {
+            RetryBackend::Native => {
+                reject(message, true).await?;
+                consumer.log_retry(message, failure, delay);
                 Ok(())
             }
-            (Err(failure), Disposition::Retry(delay)) => {
-                let copy = retry_copy(&message, &self.topology, delay, &failure);
-                hand_over(publisher, copy)
+            RetryBackend::Buckets => {
+                let copy = retry_copy(message, &consumer.topology, delay, failure);
+                self.hand_over(copy, pause)
                     .await
                     .with_context(|| format!("a retry was not taken; it is for: {failure}"))?;
                 fault::point(Point::ConsumerAfterRetryConfirm);
-                warn!(
-                    message_id = message.message_id(),
-                    event_type = message.event_type(),
-                    class = failure.class.as_str(),
-                    error = %failure,
-                    attempt = message.attempts(),
-                    retry_in = %delay,
-                    "message will be retried"
-                );
-                self.metrics.retried(H::NAME, failure.class);
-                ack(&message).await
+                consumer.log_retry(message, failure, delay);
+                ack(message).await
             }
-            (Err(failure), Disposition::Park(reason)) => {
-                let copy = park_copy(&message, &self.topology, reason, &failure, H::NAME);
-                if let Err(not_taken) = hand_over(publisher, copy).await {
-                    return reject(&message, not_taken, &failure).await;
-                }
-                fault::point(Point::ConsumerAfterParkConfirm);
-                error!(
-                    message_id = message.message_id(),
-                    event_type = message.event_type(),
-                    class = failure.class.as_str(),
-                    error = %failure,
-                    attempt = message.attempts(),
-                    reason = reason.as_str(),
-                    "message is parked"
-                );
-                self.metrics.parked(H::NAME, reason);
-                ack(&message).await
-            }
-            // `decide` never acks a failure; if it did, ending the session loses nothing.
-            (Err(failure), Disposition::Ack) => Err(unsettled(failure)),
         }
+    }
+
+    async fn park(
+        &mut self,
+        message: &Incoming,
+        failure: &Failure,
+        reason: ParkReason,
+        pause: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let consumer = self.consumer;
+        let copy = park_copy(message, &consumer.topology, reason, failure, H::NAME);
+        if let Err(not_taken) = self.hand_over(copy, pause).await {
+            return leave_to_dead_lettering(message, not_taken, failure).await;
+        }
+        fault::point(Point::ConsumerAfterParkConfirm);
+        error!(
+            message_id = message.message_id(),
+            event_type = message.event_type(),
+            class = failure.class.as_str(),
+            error = %failure,
+            attempt = message.attempts(),
+            reason = reason.as_str(),
+            "message is parked"
+        );
+        consumer.metrics.parked(H::NAME, reason);
+        ack(message).await
+    }
+
+    /// Publishes a copy and sees it confirmed, not returned. While an alarm blocks the broker's
+    /// publishers the message stays in hand, unacked, at no cost to its attempts; the other
+    /// connection goes on to ack what needs no publishing.
+    async fn hand_over(
+        &mut self,
+        copy: Outgoing,
+        pause: &CancellationToken,
+    ) -> Result<(), NotTaken> {
+        let to = format!("{}/{}", copy.exchange, copy.routing_key);
+        loop {
+            let connection = &self.session.publishing;
+            match self.publisher.publish_one(copy.clone()).await {
+                Ok(Verdict::Confirmed) => return Ok(()),
+                Ok(Verdict::Returned(why)) => return Err(NotTaken::Returned(to, why)),
+                Ok(Verdict::Nacked) => return Err(NotTaken::Full(to)),
+                Err(trouble) if !connection.status().blocked() => return Err(trouble.into()),
+                Err(trouble) => {
+                    self.consumer.part.fail(BLOCKED);
+                    warn!(message_id = copy.message_id, "publishing is blocked by the broker");
+                    let unblocked = wait_unblocked(connection);
+                    match pause.run_until_cancelled(unblocked).await {
+                        Some(Ok(())) => {}
+                        Some(Err(_)) | None => return Err(trouble.into()),
+                    }
+                    // What the old channel still had to say is not worth waiting for: the copy goes
+                    // out again, and two copies make one effect.
+                    let timeout = self.consumer.confirm.confirm_timeout;
+                    self.publisher = Publisher::open(connection, timeout).await?;
+                    self.consumer.part.ok();
+                }
+            }
+        }
+    }
+}
+
+impl<H: Handler> Consumer<H> {
+    /// Tells the outage what the result says of the database, and pauses all workers if that is
+    /// enough.
+    fn hear(&self, result: &Result<Outcome, Failure>, pause: &CancellationToken) {
+        match result {
+            Err(failure) if failure.database_away => self.outage.failed(),
+            // It took the database to know that.
+            Ok(_) | Err(Failure { class: Class::NotYet, .. }) => self.outage.answered(),
+            Err(_) => {}
+        }
+        if self.outage.is_on() {
+            pause.cancel();
+        }
+    }
+
+    fn decide(&self, message: &Incoming, class: Class) -> Disposition {
+        let deadline = message.producer_deadline();
+        let facts = Facts {
+            attempts: message.attempts_of(class),
+            age: message.age(),
+            past_producer_deadline: deadline.is_some_and(|at| at <= message.received_at),
+        };
+        decide(Err(class), facts, &self.budget(), rand::random())
+    }
+
+    /// Whether a failure of this class holds up what is behind it. In a shard a transient one does:
+    /// that is what shards are for. A missing predecessor does not, it may be right behind.
+    fn blocks(&self, class: Class) -> bool {
+        class == Class::Transient && self.topology.args.ordering != Ordering::Gate
+    }
+
+    fn log_retry(&self, message: &Incoming, failure: &Failure, delay: Delay) {
+        warn!(
+            message_id = message.message_id(),
+            event_type = message.event_type(),
+            class = failure.class.as_str(),
+            error = %failure,
+            attempt = message.attempts(),
+            retry_in = %delay,
+            "message will be retried"
+        );
+        self.metrics.retried(H::NAME, failure.class);
     }
 
     fn log_outcome(&self, message: &Incoming, outcome: Outcome) {
@@ -107,16 +229,6 @@ enum NotTaken {
     Trouble(#[from] BrokerTrouble),
 }
 
-/// Publishes a copy and sees it confirmed, not returned.
-async fn hand_over(publisher: &mut Publisher, copy: Outgoing) -> Result<(), NotTaken> {
-    let to = format!("{}/{}", copy.exchange, copy.routing_key);
-    match publisher.publish_one(copy).await? {
-        Verdict::Confirmed => Ok(()),
-        Verdict::Returned(why) => Err(NotTaken::Returned(to, why)),
-        Verdict::Nacked => Err(NotTaken::Full(to)),
-    }
-}
-
 async fn ack(message: &Incoming) -> anyhow::Result<()> {
     // An Ack has no answer. If it is lost with the connection, the message comes again and is a
     // duplicate.
@@ -124,14 +236,21 @@ async fn ack(message: &Incoming) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Gives it up: to the broker's delay, or to its dead lettering.
+async fn reject(message: &Incoming, requeue: bool) -> anyhow::Result<()> {
+    let rejected = message.delivery.reject(BasicRejectOptions { requeue }).await;
+    rejected.context("cannot reject")?;
+    Ok(())
+}
+
 /// Parking would not take the copy. Rejected without requeue, the original stays in the source
 /// queue's at-least-once dead lettering, which tries parking again until it is back.
-async fn reject(message: &Incoming, not_taken: NotTaken, failure: &Failure) -> anyhow::Result<()> {
-    message
-        .delivery
-        .reject(BasicRejectOptions { requeue: false })
-        .await
-        .context("cannot reject")?;
+async fn leave_to_dead_lettering(
+    message: &Incoming,
+    not_taken: NotTaken,
+    failure: &Failure,
+) -> anyhow::Result<()> {
+    reject(message, false).await?;
     match not_taken {
         // Only room can help, and a new session makes none.
         NotTaken::Full(parking) => {
@@ -150,8 +269,4 @@ async fn reject(message: &Incoming, not_taken: NotTaken, failure: &Failure) -> a
             Err(anyhow::Error::from(not_taken).context(what))
         }
     }
-}
-
-fn unsettled(failure: Failure) -> anyhow::Error {
-    failure.source.context("a failure cannot be acked")
 }

@@ -7,7 +7,7 @@ use crate::fault::{self, Point};
 use crate::metrics::Metrics;
 use crate::outbox::{self, DueRow, RefusedRow};
 use crate::publisher::{BrokerTrouble, Outgoing, Publisher, Verdict};
-use crate::topology::short_string;
+use crate::topology::{AGGREGATE_ID, short_string};
 use crate::trace_context::TraceContext;
 use anyhow::Context;
 use lapin::BasicProperties;
@@ -145,10 +145,8 @@ fn to_message(row: &DueRow) -> Result<Outgoing, String> {
         "x-schema-version".into(),
         AMQPValue::LongLongInt(i64::from(envelope.schema_version)),
     );
-    headers.insert(
-        "x-aggregate-id".into(),
-        AMQPValue::LongString(envelope.aggregate.id.as_str().into()),
-    );
+    headers
+        .insert(AGGREGATE_ID.into(), AMQPValue::LongString(envelope.aggregate.id.as_str().into()));
     let trace =
         TraceContext::extract(|name| row.headers.get(name).and_then(|value| value.as_str()));
     for (name, value) in trace.headers() {

@@ -1,0 +1,88 @@
+//! One worker: a channel to consume on, a channel to publish on, one message in hand at a time.
+
+use super::session::Session;
+use super::{Consumer, Handler};
+use crate::connection;
+use crate::incoming::Incoming;
+use crate::publisher::Publisher;
+use anyhow::Context;
+use futures_util::StreamExt;
+use lapin::Channel;
+use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions};
+use lapin::types::FieldTable;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+pub(super) struct Worker<'a, H> {
+    pub(super) consumer: &'a Consumer<H>,
+    pub(super) session: &'a Session,
+    pub(super) publisher: Publisher,
+    channel: Channel,
+    deliveries: lapin::Consumer,
+    tag: String,
+}
+
+impl<'a, H: Handler> Worker<'a, H> {
+    pub(super) async fn open(
+        consumer: &'a Consumer<H>,
+        session: &'a Session,
+        queue: &str,
+        tag: String,
+        prefetch: u16,
+    ) -> anyhow::Result<Self> {
+        let publisher =
+            Publisher::open(&session.publishing, consumer.confirm.confirm_timeout).await?;
+        let (channel, deliveries) = connection::bounded("consuming", async {
+            let channel = session.consuming.create_channel().await?;
+            // Per consumer (global: false): quorum queues take no other.
+            channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
+            let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+            let (queue, name) = (queue.into(), tag.as_str().into());
+            let deliveries = channel.basic_consume(queue, name, options, arguments).await?;
+            Ok((channel, deliveries))
+        })
+        .await?;
+        Ok(Self { consumer, session, publisher, channel, deliveries, tag })
+    }
+
+    /// One message after the other, in the order of delivery, until `pause`.
+    ///
+    /// # Errors
+    /// Whatever keeps a delivery from being settled; the session must end.
+    pub(super) async fn run(&mut self, pause: &CancellationToken) -> anyhow::Result<()> {
+        loop {
+            let message = tokio::select! {
+                biased;
+                () = pause.cancelled() => return Ok(()),
+                next = self.next() => next?,
+            };
+            self.settle(message, pause).await?;
+        }
+    }
+
+    /// The next delivery. Waiting for it may be given up at any time.
+    ///
+    /// # Errors
+    /// When there will be no more: outside shutdown the end of a stream is always a failure. A queue
+    /// deleted under the consumer ends it in silence and leaves the channel open.
+    pub(super) async fn next(&mut self) -> anyhow::Result<Incoming> {
+        let next = self.deliveries.next().await.context("the broker cancelled the consumer")?;
+        Ok(Incoming::new(next?, self.consumer.topology.args.retry_backend))
+    }
+
+    /// Stops the flow and gives back what is not settled. A nack says that the messages were not
+    /// tried, and from RabbitMQ 4 on does not count toward their delivery limit, as closing the
+    /// channel under them would. Failing is harmless: the connection is closed next, or lost
+    /// already, which returns them as well.
+    pub(super) async fn leave(self) {
+        let goodbye = async {
+            self.channel
+                .basic_cancel(self.tag.as_str().into(), BasicCancelOptions::default())
+                .await?;
+            let everything = BasicNackOptions { multiple: true, requeue: true };
+            self.channel.basic_nack(0, everything).await?;
+            self.channel.close(200, "bye".into()).await
+        };
+        let _ = tokio::time::timeout(Duration::from_secs(1), goodbye).await;
+    }
+}
