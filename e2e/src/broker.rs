@@ -69,13 +69,21 @@ impl Broker {
         Ok(())
     }
 
+    /// Another channel, for what may close it.
+    ///
+    /// # Errors
+    /// When the broker does not answer.
+    pub async fn open_channel(&self) -> Result<Channel> {
+        Ok(self.connection.create_channel().await?)
+    }
+
     /// Messages that are ready in a queue. By passive declare: the management API lags by seconds.
     ///
     /// # Errors
     /// When there is no such queue.
     pub async fn depth(&self, queue: &str) -> Result<u32> {
         // A channel of its own: asking for a queue that is not there closes the channel.
-        let channel = self.connection.create_channel().await?;
+        let channel = self.open_channel().await?;
         let passive = QueueDeclareOptions { passive: true, ..Default::default() };
         let queue = channel
             .queue_declare(queue.into(), passive, FieldTable::default())
@@ -132,7 +140,7 @@ impl Broker {
         for exchange in exchanges {
             self.bind_queue("tap", exchange, "#").await?;
         }
-        let channel = self.connection.create_channel().await?;
+        let channel = self.open_channel().await?;
         let consumer = channel
             .basic_consume(
                 "tap".into(),

@@ -70,6 +70,7 @@ pub struct System {
     pub broker: Broker,
     /// An HTTP client.
     pub http: Client,
+    amqp_url: String,
 }
 
 impl System {
@@ -161,6 +162,7 @@ impl System {
             inventory_db: pool(&inventory_url)?,
             broker: Broker::connect(&amqp_url).await?,
             http: Client::new(),
+            amqp_url,
         };
         if !options.stopped {
             system.start_services().await?;
@@ -181,6 +183,15 @@ impl System {
         }
         self.orders()?.wait_ready().await?;
         self.inventory()?.wait_ready().await
+    }
+
+    /// Connects the test's own hand anew, after the broker was away.
+    ///
+    /// # Errors
+    /// When the broker does not let it.
+    pub async fn reconnect_broker(&mut self) -> Result<()> {
+        self.broker = Broker::connect(&self.amqp_url).await?;
+        Ok(())
     }
 
     /// orders-service.

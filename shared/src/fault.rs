@@ -4,7 +4,7 @@
 //! `FAULT_POINT=consumer.after_commit` in the environment makes the process kill itself with
 //! SIGKILL, as a power cut would, the first time it passes there: no destructor runs, no buffer is
 //! flushed, no socket is closed in an orderly way. With `FAULT_ACTION=stop` it freezes there instead,
-//! until somebody sends SIGCONT.
+//! until somebody sends SIGCONT; with `FAULT_ACTION=panic` it panics.
 
 /// Where. Each name is `{module}.{before|after}_{what}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,20 +64,31 @@ impl Point {
     }
 }
 
-/// Dies or freezes here if the environment says so.
+const ACTIONS: &[&str] = &["kill", "stop", "panic"];
+
+/// Dies, freezes or panics here if the environment says so.
+///
+/// # Panics
+/// When it is asked to.
 #[cfg(feature = "fault-points")]
 pub fn point(here: Point) {
     use nix::sys::signal::{Signal, raise};
     use std::sync::LazyLock;
     use std::sync::atomic::{AtomicBool, Ordering};
     static CHOSEN: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("FAULT_POINT").ok());
-    static STOPS: LazyLock<bool> =
-        LazyLock::new(|| std::env::var("FAULT_ACTION").is_ok_and(|action| action == "stop"));
+    static ACTION: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("FAULT_ACTION").ok());
     static DONE: AtomicBool = AtomicBool::new(false);
-    if CHOSEN.as_deref() == Some(here.name()) && !DONE.swap(true, Ordering::Relaxed) {
-        // Fails only for a signal or a process that does not exist.
-        let _ = raise(if *STOPS { Signal::SIGSTOP } else { Signal::SIGKILL });
+    if CHOSEN.as_deref() != Some(here.name()) || DONE.swap(true, Ordering::Relaxed) {
+        return;
     }
+    let signal = match ACTION.as_deref() {
+        #[allow(clippy::panic)]
+        Some("panic") => panic!("asked to panic at {}", here.name()),
+        Some("stop") => Signal::SIGSTOP,
+        _ => Signal::SIGKILL,
+    };
+    // Fails only for a signal or a process that does not exist.
+    let _ = raise(signal);
 }
 
 /// Nothing: fault points are not compiled in.
@@ -99,6 +110,12 @@ pub fn check_environment() -> anyhow::Result<()> {
         Point::ALL.iter().any(|point| point.name() == name),
         "FAULT_POINT={name} is unknown; there are: {}",
         Point::ALL.iter().map(|point| point.name()).collect::<Vec<_>>().join(", ")
+    );
+    let action = std::env::var("FAULT_ACTION").unwrap_or_else(|_| "kill".to_owned());
+    anyhow::ensure!(
+        ACTIONS.contains(&action.as_str()),
+        "FAULT_ACTION={action} is unknown; there are: {}",
+        ACTIONS.join(", ")
     );
     Ok(())
 }

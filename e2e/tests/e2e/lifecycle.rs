@@ -149,16 +149,6 @@ async fn a_broker_connection_that_breaks_is_rebuilt_and_nothing_is_lost() -> Res
 }
 
 #[tokio::test]
-async fn a_queue_deleted_under_its_consumer_is_declared_again_and_consumed() -> Result<()> {
-    let system = System::start(Options::default()).await?;
-    system.set_stock("book-17", 10).await?;
-    system.broker.delete_queue("inventory.orders").await?;
-    let order = system.place(&[("book-17", 1)]).await?;
-    system.wait_status(&order, "confirmed").await?;
-    system.finish().await
-}
-
-#[tokio::test]
 async fn the_outbox_tables_of_both_services_are_one_and_the_same() -> Result<()> {
     let servers = Servers::shared().await?;
     let mut shapes = Vec::new();

@@ -9,13 +9,18 @@ mod concurrency;
 mod reserving;
 
 // Its failures, hop by hop.
+mod broker_trouble;
+mod classes;
 mod duplicates;
+mod nowhere_to_go;
 mod ordering;
+mod outages;
 mod outbox_rows;
 mod relays;
 mod retrying;
 
 // Its edges.
+mod draining;
 mod http_edge;
 mod lifecycle;
 mod topology;

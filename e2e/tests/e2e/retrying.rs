@@ -3,7 +3,6 @@
 use crate::support::{logged, order_event, with_id};
 use anyhow::Result;
 use e2e::broker::Seen;
-use e2e::oracle::Expect;
 use e2e::system::{Options, System};
 use e2e::wait::until_true;
 use lapin::BasicProperties;
