@@ -4,6 +4,7 @@ use crate::support::logged;
 use anyhow::{Context, Result};
 use e2e::system::{Options, System};
 use e2e::wait::until_true;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use lapin::options::{BasicGetOptions, BasicNackOptions};
 use lapin::types::AMQPValue;
 
@@ -39,10 +40,9 @@ async fn sigterm_amid_64_prefetched_messages_finishes_those_in_hand_and_returns_
     // Everybody who reserves waits for this lock.
     let mut lock = system.inventory_db.begin().await?;
     sqlx::query("LOCK TABLE stock IN ACCESS EXCLUSIVE MODE").execute(&mut *lock).await?;
-    let mut orders = Vec::new();
-    for _ in 0..ORDERS {
-        orders.push(system.place(&[("book-17", 1)]).await?);
-    }
+    // Soon, as no statement waits for a lock for longer than 5 s.
+    let placed = stream::iter(0..ORDERS).map(|_| system.place(&[("book-17", 1)]));
+    let orders: Vec<String> = placed.buffer_unordered(10).try_collect().await?;
     let waiting = u32::try_from(ORDERS)? - PREFETCHED;
     let inventory = system.inventory.take().context("the inventory runs")?;
     until_true("64 to be prefetched, 4 of them in hand", async || {

@@ -13,16 +13,20 @@ const LONGER_THAN_THE_BUDGET: Duration = Duration::from_secs(4);
 const A_HANDFUL: usize = 5 + 3;
 
 async fn system() -> Result<System> {
-    let system = System::start(Options {
+    let mut system = System::start(Options {
         own_inventory_postgres: true,
-        env: vec![
-            ("DATABASE_ACQUIRE_TIMEOUT", "300ms"),
-            ("CONSUMER_HANDLE_TIMEOUT", "1s"),
-            ("OUTAGE_PROBE_INTERVAL", "200ms"),
-        ],
+        stopped: true,
         ..Options::default()
     })
     .await?;
+    for (name, value) in [
+        ("DATABASE_ACQUIRE_TIMEOUT", "300ms"),
+        ("CONSUMER_HANDLE_TIMEOUT", "1s"),
+        ("OUTAGE_PROBE_INTERVAL", "200ms"),
+    ] {
+        system.inventory_env.insert(name.into(), value.into());
+    }
+    system.start_services().await?;
     system.set_stock("book-17", 10_000).await?;
     Ok(system)
 }

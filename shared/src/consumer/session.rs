@@ -4,8 +4,8 @@
 //! and one message ahead. A process that died had a window of messages in its hands, and one of them
 //! may be what it died of; all of them come again, and each time counts toward the limit after which
 //! the broker parks a message. Taken one by one, the others are settled, and the one that kills is
-//! alone in being counted. The lane widens with the first message that nobody has had before, or when
-//! none comes.
+//! alone in being counted. The lane widens after the first message that nobody has had before, when
+//! none comes, or when one takes its time: waiting is not dying.
 //!
 //! In an outage of the database ([`crate::outage`]) all lanes pause: connections stay, consumers
 //! leave, and the lanes begin anew when the database is back.
@@ -28,6 +28,8 @@ use tracing::{info, warn};
 
 /// A queue that has handed out nothing for this long has nothing ready.
 const QUIET: Duration = Duration::from_millis(200);
+/// A message that takes longer than this holds nobody else up.
+const SLOW: Duration = Duration::from_secs(1);
 /// The longest wait between probes of a database that answers them and fails messages all the same.
 const LONGEST_PROBE_WAIT: Duration = Duration::from_secs(30);
 
@@ -106,7 +108,29 @@ impl<H: Handler> Consumer<H> {
         ready: &Ready,
         pause: &CancellationToken,
     ) -> anyhow::Result<()> {
-        self.consume_cautiously(session, lane, ready, pause).await?;
+        let widen = CancellationToken::new();
+        let cautious = async {
+            let result = self.consume_cautiously(session, lane, ready, &widen, pause).await;
+            if result.is_err() {
+                pause.cancel();
+            }
+            widen.cancel();
+            result
+        };
+        let wide = async {
+            widen.cancelled().await;
+            if pause.is_cancelled() { Ok(()) } else { self.consume_wide(session, lane, pause).await }
+        };
+        let (cautious, wide) = tokio::join!(cautious, wide);
+        cautious.and(wide)
+    }
+
+    async fn consume_wide(
+        &self,
+        session: &Session,
+        lane: &Lane,
+        pause: &CancellationToken,
+    ) -> anyhow::Result<()> {
         let prefetch = self.args.consumer_prefetch.get();
         let worker = async |number| {
             let tag = format!("{}-{number}", lane.queue);
@@ -116,9 +140,7 @@ impl<H: Handler> Consumer<H> {
             worked
         };
         let workers: FuturesUnordered<_> = (0..lane.workers).map(worker).collect();
-        if !pause.is_cancelled() {
-            info!(queue = lane.queue, workers = lane.workers, prefetch, "consuming");
-        }
+        info!(queue = lane.queue, workers = lane.workers, prefetch, "consuming");
         all(workers, pause).await
     }
 
@@ -129,6 +151,7 @@ impl<H: Handler> Consumer<H> {
         session: &Session,
         lane: &Lane,
         ready: &Ready,
+        widen: &CancellationToken,
         pause: &CancellationToken,
     ) -> anyhow::Result<()> {
         let tag = format!("{}-cautious", lane.queue);
@@ -144,17 +167,27 @@ impl<H: Handler> Consumer<H> {
                 () = pause.cancelled() => break,
                 next = tokio::time::timeout(QUIET, worker.next()) => next,
             };
-            let mut seen_before = false;
-            settled = match next {
+            let message = match next {
                 // Nothing is ready.
                 Err(_) => break,
-                Ok(Err(error)) => Err(error),
-                Ok(Ok(message)) => {
-                    seen_before = message.redeliveries() > 0;
-                    worker.settle(message, pause).await
+                Ok(Ok(message)) => message,
+                Ok(Err(error)) => {
+                    settled = Err(error);
+                    break;
                 }
             };
-            if settled.is_err() || !seen_before {
+            let new = message.redeliveries() == 0;
+            settled = {
+                let mut settling = std::pin::pin!(worker.settle(message, pause));
+                tokio::select! {
+                    settled = &mut settling => settled,
+                    () = tokio::time::sleep(SLOW) => {
+                        widen.cancel();
+                        settling.await
+                    }
+                }
+            };
+            if settled.is_err() || new || widen.is_cancelled() {
                 break;
             }
         }
