@@ -1,13 +1,15 @@
 //! Private RabbitMQ nodes: ports, data, Erlang cookie and even epmd of their own, gone with their
 //! owner.
 //!
-//! A node of the local binaries (3.10 to 4.x), bound to 127.0.0.1, with the management plugin; user
-//! `guest`/`guest`. As it has its own epmd it knows of no other node on the machine, nor they of
-//! it. It may be frozen, killed without warning, stopped and started again on the same data and
-//! ports. A start takes some seconds: share a node, and give each test a vhost.
+//! A node of the distribution's RabbitMQ or of 4.3, whichever `E2E_RABBITMQ` asks for, bound to
+//! 127.0.0.1, with the management plugin and `x-consistent-hash` exchanges; user `guest`/`guest`. As
+//! it has its own epmd it knows of no other node on the machine, nor they of it. It may be frozen,
+//! killed without warning, stopped and started again on the same data and ports. A start takes some
+//! seconds: share a node, and give each test a vhost.
 
 mod management;
 mod node;
+mod programs;
 
 use std::{
     path::Path,
@@ -26,6 +28,7 @@ use crate::{
 };
 use management::percent_encode;
 use node::Node;
+use programs::Programs;
 
 /// Generous: a start takes 5 s on an idle machine, and many times that on one that compiles.
 const STARTUP: Duration = Duration::from_secs(90);
@@ -57,6 +60,7 @@ impl RabbitMq {
     async fn start_with(hurried: bool) -> Result<Self> {
         let scratch = ScratchDir::new("e2e-rabbitmq-")?;
         let node = Node {
+            programs: Programs::find()?,
             dir: scratch.path().to_owned(),
             name: node::unique_name(),
             amqp_port: ports::free_port()?,
@@ -144,6 +148,21 @@ impl RabbitMq {
         Ok(())
     }
 
+    /// Runs `rabbitmqctl` against this node, for what the management API cannot do; returns what it
+    /// printed. A failure is an error, with that too.
+    pub async fn ctl(&self, arguments: &[&str]) -> Result<String> {
+        self.node.ctl(arguments).await.with_context(|| self.server().report())
+    }
+
+    /// The version that the node says it is, `(4, 3)` for 4.3.6.
+    pub async fn version(&self) -> Result<(u32, u32)> {
+        let overview = management::overview(&self.management_url()).await?;
+        let version = overview["rabbitmq_version"].as_str().unwrap_or_default();
+        let mut numbers = version.split('.').map(|number| number.parse().ok());
+        let (major, minor) = (numbers.next().flatten(), numbers.next().flatten());
+        major.zip(minor).with_context(|| format!("{version:?} is no version"))
+    }
+
     async fn request(&self, method: Method, path: &str, body: serde_json::Value) -> Result<()> {
         let url = format!("{}/api/{path}", self.management_url());
         management::request(method, &url, &body).await.with_context(|| self.server().report())
@@ -155,7 +174,8 @@ async fn run(node: &Node) -> Result<Child> {
     node.wait_for_ports().await?;
     let server = node.spawn()?;
     let patience = Patience::new(STARTUP, format!("RabbitMQ to answer on port {}", node.amqp_port));
-    while !(node.accepts_amqp().await && management::answers(&node.management_url()).await) {
+    while !(node.accepts_amqp().await && management::overview(&node.management_url()).await.is_ok())
+    {
         ensure!(server.is_running()?, "RabbitMQ ended on start; {}", server.report());
         patience.pause().await.with_context(|| server.report())?;
     }

@@ -25,14 +25,12 @@ pub(super) async fn request(method: Method, url: &str, body: &Value) -> Result<(
     Ok(())
 }
 
-/// Whether the API serves requests yet.
-pub(super) async fn answers(root: &str) -> bool {
-    let Ok(client) = Client::builder().no_proxy().timeout(Duration::from_secs(5)).build() else {
-        return false;
-    };
-    let overview =
-        client.get(format!("{root}/api/overview")).basic_auth("guest", Some("guest")).send().await;
-    overview.is_ok_and(|response| response.status().is_success())
+/// What the node says about itself; an error until the API serves requests.
+pub(super) async fn overview(root: &str) -> Result<Value> {
+    let client = Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()?;
+    let url = format!("{root}/api/overview");
+    let response = client.get(url).basic_auth("guest", Some("guest")).send().await?;
+    Ok(response.error_for_status()?.json().await?)
 }
 
 /// For a segment of a path: all but RFC 3986's unreserved characters is escaped, `/` too.

@@ -5,7 +5,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{self, Command},
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
@@ -14,19 +14,25 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use tokio::net::TcpStream;
 
+use super::programs::Programs;
 use crate::{
     child::{Child, Patience},
     ports,
 };
 
 /// Two schedulers, which do not spin while idle: tests share few cores with everything they test.
-/// Distribution on loopback only, and no epmd but ours.
-const ERL_ARGS: &str = "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none -start_epmd false \
-                        -kernel inet_dist_use_interface {127,0,0,1}";
+const SCHEDULERS: &str = "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none";
+
+/// On loopback only, and no epmd but ours.
+const DISTRIBUTION: &str = "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1}";
+
+/// It takes a second on an idle machine; of a frozen node it would wait for an answer for ever.
+const CTL: Duration = Duration::from_secs(60);
 
 /// All it takes to start a node, again and again.
 #[derive(Debug)]
 pub(super) struct Node {
+    pub(super) programs: Programs,
     pub(super) dir: PathBuf,
     pub(super) name: String,
     pub(super) amqp_port: u16,
@@ -65,7 +71,8 @@ impl Node {
         }
         self.write("rabbitmq.conf", &conf)?;
         self.write("advanced.config", advanced)?;
-        self.write("enabled_plugins", "[rabbitmq_management].\n")?;
+        let plugins = "[rabbitmq_management, rabbitmq_consistent_hash_exchange].\n";
+        self.write("enabled_plugins", plugins)?;
         self.write("rabbitmq-env.conf", "")?;
         for dir in ["home", "mnesia", "log"] {
             fs::create_dir_all(self.dir.join(dir))
@@ -86,7 +93,7 @@ impl Node {
     /// In the foreground, so that it is our child: nodes start one by themselves only as a daemon
     /// that outlives them.
     pub(super) async fn spawn_epmd(&self) -> Result<Child> {
-        let mut command = Command::new(find_epmd()?);
+        let mut command = Command::new(self.programs.epmd());
         command
             .args(["-port", &self.epmd_port.to_string(), "-address", "127.0.0.1"])
             .current_dir(&self.dir);
@@ -117,7 +124,40 @@ impl Node {
     }
 
     pub(super) fn spawn(&self) -> Result<Child> {
-        let mut command = Command::new(find_server()?);
+        let in_dir = |name: &str| self.dir.join(name);
+        let mut command = self.command("rabbitmq-server")?;
+        command
+            // A new one each time: whoever held the last one need not be gone yet.
+            .env("RABBITMQ_DIST_PORT", ports::free_port()?.to_string())
+            .env("RABBITMQ_CONFIG_FILE", in_dir("rabbitmq.conf"))
+            .env("RABBITMQ_ADVANCED_CONFIG_FILE", in_dir("advanced.config"))
+            .env("RABBITMQ_ENABLED_PLUGINS_FILE", in_dir("enabled_plugins"))
+            .env("RABBITMQ_MNESIA_BASE", in_dir("mnesia"))
+            .env("RABBITMQ_LOG_BASE", in_dir("log"))
+            .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", format!("{SCHEDULERS} {DISTRIBUTION}"));
+        Child::spawn(format!("rabbitmq:{}", self.amqp_port), command)
+    }
+
+    /// Runs `rabbitmqctl` to its end, and returns what it printed.
+    pub(super) async fn ctl(&self, arguments: &[&str]) -> Result<String> {
+        let port = ports::free_port()?.to_string();
+        let mut command = self.command("rabbitmqctl")?;
+        command
+            .args(arguments)
+            // It is a node too, and would take one of eleven ports that all of its kind share.
+            .env("RABBITMQ_CTL_DIST_PORT_MIN", &port)
+            .env("RABBITMQ_CTL_DIST_PORT_MAX", &port)
+            .env("RABBITMQ_CTL_ERL_ARGS", DISTRIBUTION);
+        let ctl = Child::spawn("rabbitmqctl", command)?;
+        let status =
+            ctl.wait_exit(CTL).await.with_context(|| format!("rabbitmqctl {arguments:?}"))?;
+        ensure!(status.success(), "rabbitmqctl {arguments:?} failed ({status}); {}", ctl.report());
+        Ok(ctl.log_tail(usize::MAX))
+    }
+
+    /// One of RabbitMQ's scripts in the environment of this node.
+    fn command(&self, script: &str) -> Result<Command> {
+        let mut command = Command::new(self.programs.script(script));
         // What the shell around us says about a node is about another one.
         for (name, _) in std::env::vars_os()
             .filter(|(name, _)| name.as_encoded_bytes().starts_with(b"RABBITMQ_"))
@@ -134,55 +174,18 @@ impl Node {
         ] {
             command.env_remove(name);
         }
-        let in_dir = |name: &str| self.dir.join(name);
         command
             .current_dir(&self.dir)
-            .env("HOME", in_dir("home")) // of the Erlang cookie
+            .env("PATH", self.programs.path()?)
+            .env("HOME", self.dir.join("home")) // of the Erlang cookie
             .env("ERL_EPMD_PORT", self.epmd_port.to_string())
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
             .env("RABBITMQ_NODENAME", &self.name)
-            // A new one each time: whoever held the last one need not be gone yet.
-            .env("RABBITMQ_DIST_PORT", ports::free_port()?.to_string())
-            .env("RABBITMQ_CONF_ENV_FILE", in_dir("rabbitmq-env.conf"))
-            .env("RABBITMQ_CONFIG_FILE", in_dir("rabbitmq.conf"))
-            .env("RABBITMQ_ADVANCED_CONFIG_FILE", in_dir("advanced.config"))
-            .env("RABBITMQ_ENABLED_PLUGINS_FILE", in_dir("enabled_plugins"))
-            .env("RABBITMQ_MNESIA_BASE", in_dir("mnesia"))
-            .env("RABBITMQ_LOG_BASE", in_dir("log"))
-            .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", ERL_ARGS);
-        Child::spawn(format!("rabbitmq:{}", self.amqp_port), command)
+            .env("RABBITMQ_CONF_ENV_FILE", self.dir.join("rabbitmq-env.conf"));
+        Ok(command)
     }
 
     pub(super) async fn accepts_amqp(&self) -> bool {
         TcpStream::connect(("127.0.0.1", self.amqp_port)).await.is_ok()
     }
-}
-
-/// `E2E_RABBITMQ_BIN`, else Debian's scripts, else PATH: Debian's `/usr/sbin/rabbitmq-server` is a
-/// wrapper that changes user.
-fn find_server() -> Result<PathBuf> {
-    if let Some(dir) = std::env::var_os("E2E_RABBITMQ_BIN") {
-        // Absolute, as the node runs in a directory of its own.
-        return fs::canonicalize(Path::new(&dir).join("rabbitmq-server"))
-            .context("E2E_RABBITMQ_BIN is not a directory with rabbitmq-server in it");
-    }
-    let debian = PathBuf::from("/usr/lib/rabbitmq/bin/rabbitmq-server");
-    if debian.exists() {
-        return Ok(debian);
-    }
-    find_in_path("rabbitmq-server").context(
-        "no RabbitMQ: apt-get install rabbitmq-server, or set E2E_RABBITMQ_BIN to its scripts",
-    )
-}
-
-fn find_epmd() -> Result<PathBuf> {
-    let runtimes = fs::read_dir("/usr/lib/erlang").into_iter().flatten().flatten();
-    find_in_path("epmd")
-        .or_else(|| runtimes.map(|entry| entry.path().join("bin/epmd")).find(|epmd| epmd.exists()))
-        .context("no epmd: apt-get install erlang-base, which rabbitmq-server depends on")
-}
-
-fn find_in_path(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.exists())
 }

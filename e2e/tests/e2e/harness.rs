@@ -17,6 +17,8 @@ use e2e::{
     postgres::{Durability, Postgres},
     proxy::{Direction, Proxy},
     rabbitmq::RabbitMq,
+    servers::Servers,
+    wait::until_true,
 };
 use nix::sys::signal::Signal;
 use sqlx::{Connection, PgConnection};
@@ -261,6 +263,40 @@ async fn a_broker_killed_without_warning_comes_back_with_its_vhosts() -> Result<
     assert!(timeout(A_WHILE, speaks_amqp(port)).await.is_err(), "a frozen broker answered");
     broker.sigcont()?;
     assert!(timeout(SOON, speaks_amqp(port)).await??);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_suite_runs_on_the_broker_that_was_asked_for() -> Result<()> {
+    let (major, minor) = Servers::shared().await?.rabbitmq.version().await?;
+    let asked = std::env::var("E2E_RABBITMQ").unwrap_or_default();
+    if asked.is_empty() {
+        let mut installed = Command::new("dpkg-query");
+        let output = installed.args(["-Wf", "${Version}", "rabbitmq-server"]).output()?;
+        let installed = String::from_utf8(output.stdout)?;
+        assert!(installed.starts_with(&format!("{major}.{minor}.")), "{installed} is installed");
+    } else {
+        assert_eq!(format!("{major}.{minor}"), asked);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn rabbitmqctl_reaches_its_own_node_and_a_failure_shows_what_it_said() -> Result<()> {
+    let broker = RabbitMq::start().await?;
+    assert!(!broker.ctl(&["status"]).await?.contains("Memory alarm"));
+    broker.ctl(&["set_vm_memory_high_watermark", "0"]).await?;
+    until_true("the node to raise an alarm", async || {
+        Ok(broker.ctl(&["status"]).await?.contains("Memory alarm"))
+    })
+    .await?;
+
+    let nowhere = ["set_permissions", "--vhost", "nowhere", "guest", ".*", ".*", ".*"];
+    let Err(error) = broker.ctl(&nowhere).await else {
+        bail!("there are permissions in a vhost that is not there")
+    };
+    let message = format!("{error:#}");
+    assert!(message.contains("Virtual host nowhere does not exist"), "{message}");
     Ok(())
 }
 
