@@ -123,7 +123,8 @@ pub struct ConsumerArgs {
     /// How often the database is asked in an outage whether it is back
     #[arg(long, env = "OUTAGE_PROBE_INTERVAL", default_value = "1s", value_parser = duration)]
     pub outage_probe_interval: Duration,
-    /// How often the queues' effective policies are checked again
+    /// How often the queues' effective policies are checked again, and how long a worker hears nothing
+    /// before it subscribes anew
     #[arg(long, env = "TOPOLOGY_CHECK_INTERVAL", default_value = "30s", value_parser = duration)]
     pub topology_check_interval: Duration,
     #[command(flatten)]

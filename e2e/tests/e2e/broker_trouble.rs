@@ -1,11 +1,13 @@
 //! The broker in trouble: restarted, frozen, blocked, with something deleted. Each ends in recovery,
 //! with readiness that told, and with the same consumers as before.
 
-use crate::support::{logged, order_event, wait_logged, with_aggregate, with_id};
+use crate::support::{logged, order_event, publish, wait_logged, with_id};
 use anyhow::{Context, Result, ensure};
+use e2e::oracle::Expect;
+use e2e::service::Service;
 use e2e::system::{Options, System};
 use e2e::wait::{until, until_true};
-use lapin::options::{ExchangeDeleteOptions, QueueDeclareOptions};
+use lapin::options::{ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use serde_json::{Value, json};
 
@@ -36,6 +38,15 @@ async fn wait_consumers(system: &System) -> Result<()> {
         Ok(Some(()))
     })
     .await
+}
+
+/// Declares the queue, as somebody else would.
+async fn declare(system: &System, kind: &str) -> Result<()> {
+    let durable = QueueDeclareOptions { durable: true, ..Default::default() };
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString(kind.into()));
+    system.broker.channel.queue_declare(QUEUE.into(), durable, arguments).await?;
+    Ok(())
 }
 
 /// Orders are placed while the trouble lasts; both services say that they are not ready, and why; all
@@ -125,34 +136,38 @@ async fn an_alarm_that_blocks_publishing_is_waited_for_on_the_connections_that_t
 #[tokio::test]
 async fn a_copy_that_an_alarm_blocks_stays_in_hand_while_other_messages_are_acked() -> Result<()> {
     let mut system = system().await?;
-    let inventory = system.inventory.take().context("the inventory runs")?;
-    inventory.stop().await?;
-    // One that will have to be parked, and, behind it, one that needs no publishing: the answer to it
-    // is in the outbox.
-    system.broker.publish("orders", "order.created", with_id("broken"), b"{not-json}").await?;
-    let lines = json!({"lines": [{"sku": "book-17", "count": 1}]});
-    let good = order_event("good", "order.created", 3, lines);
-    let body = serde_json::to_vec(&good)?;
-    system.broker.publish("orders", "order.created", with_aggregate(&good), &body).await?;
-    alarm(&system, true).await?;
-    let inventory =
-        e2e::service::Service::start("inventory-service", &system.inventory_env).await?;
-    wait_logged(&inventory.child, "publishing is blocked by the broker").await?;
-    system.wait_inbox("good").await?;
-    let (ready, answer) = inventory.readiness().await?;
-    assert!(!ready && answer["parts"]["consumer"].to_string().contains("blocks"), "{answer}");
-    alarm(&system, false).await?;
-    assert_eq!(system.take_parked(QUEUE).await?.message_id, "broken");
-    inventory.wait_ready().await?;
-    assert_eq!(logged(&inventory.child, "session failed"), Vec::<Value>::new());
-    system.inventory = Some(inventory);
-    // Its order is none of orders-service's.
+    let lines = json!({"lines": [{"sku": "nothing", "count": 1}]});
+    let first = order_event("first", "order.created", 3, lines);
+    publish(&system, &first).await?;
+    // The answer is about an order that orders-service never had.
     system.take_parked("orders.inventory").await?;
     sqlx::query("DELETE FROM outbox").execute(&system.inventory_db).await?;
-    sqlx::query("DELETE FROM reservations").execute(&system.inventory_db).await?;
-    sqlx::query("UPDATE stock SET reserved = 0").execute(&system.inventory_db).await?;
-    let injected = vec!["good".into()];
-    system.finish_expecting(e2e::oracle::Expect { injected, ..Default::default() }).await
+
+    // One that will have to be parked; behind it one that leads to no publishing.
+    let inventory = system.inventory.take().context("the inventory runs")?;
+    inventory.stop().await?;
+    system.broker.publish("orders", "order.created", with_id("broken"), b"{not-json}").await?;
+    let mut second = order_event("second", "order.confirmed", 1, json!({}));
+    second["aggregate"] = json!({"type": "order", "id": first["aggregate"]["id"], "version": 2});
+    publish(&system, &second).await?;
+    alarm(&system, true).await?;
+    system.inventory = Some(Service::start("inventory-service", &system.inventory_env).await?);
+    let inventory = system.inventory()?;
+    wait_logged(&inventory.child, "publishing is blocked by the broker").await?;
+    system.wait_inbox("second").await?;
+    let (ready, answer) = inventory.readiness().await?;
+    assert!(!ready && answer["parts"]["consumer"].to_string().contains("blocks"), "{answer}");
+
+    alarm(&system, false).await?;
+    wait_logged(&inventory.child, "message is parked").await?;
+    // What was sent before the alarm was known and what was sent after it: the same message.
+    while let Some(parked) = system.broker.take("inventory.orders.parking").await? {
+        assert_eq!(parked.message_id, "broken");
+    }
+    inventory.wait_ready().await?;
+    assert_eq!(logged(&inventory.child, "session failed"), Vec::<Value>::new());
+    let injected = vec!["first".into(), "second".into()];
+    system.finish_expecting(Expect { injected, ..Expect::default() }).await
 }
 
 #[tokio::test]
@@ -167,6 +182,27 @@ async fn a_queue_deleted_under_its_consumer_is_declared_again_and_consumed() -> 
 }
 
 #[tokio::test]
+async fn consumers_that_are_not_told_of_their_queues_end_find_it_out() -> Result<()> {
+    let system = System::start(Options {
+        env: vec![("TOPOLOGY_CHECK_INTERVAL", "1s")],
+        ..Options::default()
+    })
+    .await?;
+    system.set_stock("book-17", 10).await?;
+    wait_consumers(&system).await?;
+    // Deleted, and there again before anybody could have noticed.
+    system.broker.delete_queue(QUEUE).await?;
+    declare(&system, "quorum").await?;
+    let (exchange, key) = ("orders".into(), "order.*".into());
+    let (options, none) = (QueueBindOptions::default(), FieldTable::default());
+    system.broker.channel.queue_bind(QUEUE.into(), exchange, key, options, none).await?;
+    let order = system.place(&[("book-17", 1)]).await?;
+    system.wait_status(&order, "confirmed").await?;
+    wait_consumers(&system).await?;
+    system.finish().await
+}
+
+#[tokio::test]
 async fn an_exchange_that_is_gone_closes_the_channel_and_is_declared_again() -> Result<()> {
     let system = System::start(Options::default()).await?;
     let retry = "inventory.orders.retry";
@@ -174,8 +210,7 @@ async fn an_exchange_that_is_gone_closes_the_channel_and_is_declared_again() -> 
     // A gap: it will be retried, into an exchange that is not there (404).
     let mut second = order_event("second", "order.cancelled", 1, json!({}));
     second["aggregate"]["version"] = json!(2);
-    let body = serde_json::to_vec(&second)?;
-    system.broker.publish("orders", "order.cancelled", with_aggregate(&second), &body).await?;
+    publish(&system, &second).await?;
     let inventory = &system.inventory()?.child;
     let failed = wait_logged(inventory, "session failed").await?;
     assert!(failed["error"].to_string().contains("NOT_FOUND"), "{failed}");
@@ -187,29 +222,25 @@ async fn an_exchange_that_is_gone_closes_the_channel_and_is_declared_again() -> 
     first["schema_version"] = json!(3);
     first["aggregate"]["version"] = json!(1);
     first["data"] = json!({"lines": [{"sku": "nothing", "count": 1}]});
-    let body = serde_json::to_vec(&first)?;
-    system.broker.publish("orders", "order.created", with_aggregate(&first), &body).await?;
+    publish(&system, &first).await?;
     system.wait_inbox("second").await?;
     system.take_parked("orders.inventory").await?;
     sqlx::query("DELETE FROM outbox").execute(&system.inventory_db).await?;
     let injected = vec!["first".into(), "second".into()];
-    system.finish_expecting(e2e::oracle::Expect { injected, ..Default::default() }).await
+    system.finish_expecting(Expect { injected, ..Expect::default() }).await
 }
 
 #[tokio::test]
 async fn a_queue_of_the_wrong_kind_is_refused_until_it_is_gone() -> Result<()> {
-    let system = System::start(Options::default()).await?;
-    system.set_stock("book-17", 10).await?;
-    // Deleted and at once declared by somebody else, as a classic queue: ours cannot be (406).
-    let durable = QueueDeclareOptions { durable: true, ..Default::default() };
-    let mut classic = FieldTable::default();
-    classic.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
-    until_true("the wrong queue to be first", async || {
-        system.broker.delete_queue(QUEUE).await?;
-        let channel = system.broker.open_channel().await?;
-        Ok(channel.queue_declare(QUEUE.into(), durable, classic.clone()).await.is_ok())
+    let system = System::start(Options {
+        env: vec![("TOPOLOGY_CHECK_INTERVAL", "1s")],
+        ..Options::default()
     })
     .await?;
+    system.set_stock("book-17", 10).await?;
+    // Deleted and at once declared by somebody else, as a classic queue: ours cannot be (406).
+    system.broker.delete_queue(QUEUE).await?;
+    declare(&system, "classic").await?;
     let inventory = system.inventory()?;
     inventory
         .child

@@ -1,6 +1,6 @@
 //! What a failure is, as the database and the handler really tell it.
 
-use crate::support::{logged, order_event, wait_logged, with_aggregate};
+use crate::support::{logged, order_event, publish, wait_logged};
 use anyhow::{Context, Result};
 use e2e::oracle::Expect;
 use e2e::system::{Options, System};
@@ -45,8 +45,7 @@ async fn a_commit_that_fails_is_of_the_class_that_its_sqlstate_says() -> Result<
         sabotage_commit(&system, sqlstate).await?;
         let lines = json!({"lines": [{"sku": "nothing", "count": 1}]});
         let event = order_event(&format!("e{sqlstate}"), "order.created", 3, lines);
-        let body = serde_json::to_vec(&event)?;
-        system.broker.publish("orders", "order.created", with_aggregate(&event), &body).await?;
+        publish(&system, &event).await?;
         let parked = system.take_parked("inventory.orders").await?;
         assert_eq!(parked.headers["x-failure-class"], class, "{sqlstate}");
         let retries: Vec<Value> = logged(inventory, "message will be retried")

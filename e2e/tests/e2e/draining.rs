@@ -1,6 +1,6 @@
 //! SIGTERM in the middle of work: what is in hand is finished, the rest goes back untouched.
 
-use crate::support::logged;
+use crate::support::{logged, wait_logged};
 use anyhow::{Context, Result};
 use e2e::system::{Options, System};
 use e2e::wait::until_true;
@@ -37,6 +37,7 @@ async fn sigterm_amid_64_prefetched_messages_finishes_those_in_hand_and_returns_
 -> Result<()> {
     let mut system = System::start(Options::default()).await?;
     system.set_stock("book-17", 1000).await?;
+    wait_logged(&system.inventory()?.child, "consuming").await?;
     // Everybody who reserves waits for this lock.
     let mut lock = system.inventory_db.begin().await?;
     sqlx::query("LOCK TABLE stock IN ACCESS EXCLUSIVE MODE").execute(&mut *lock).await?;
@@ -56,7 +57,7 @@ async fn sigterm_amid_64_prefetched_messages_finishes_those_in_hand_and_returns_
     })
     .await?;
     inventory.child.sigterm()?;
-    crate::support::wait_logged(&inventory.child, "SIGTERM: finishing what is in hand").await?;
+    wait_logged(&inventory.child, "SIGTERM: finishing what is in hand").await?;
     lock.rollback().await?;
     let status = inventory.child.wait_exit(std::time::Duration::from_secs(25)).await?;
     assert!(status.success(), "{status}");

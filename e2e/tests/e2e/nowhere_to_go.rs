@@ -1,7 +1,7 @@
 //! Hops 7 and 8 when the next owner is not there: retries and parking whose bindings are gone, messages
 //! that kill whoever takes them.
 
-use crate::support::{logged, order_event, wait_logged, with_aggregate, with_id};
+use crate::support::{logged, order_event, publish, wait_logged, with_id};
 use anyhow::{Context, Result, ensure};
 use chrono::{DateTime, TimeDelta, Utc};
 use e2e::broker::Broker;
@@ -71,12 +71,6 @@ fn first_event() -> Value {
     first["aggregate"]["version"] = json!(1);
     first["data"] = json!({"lines": [{"sku": "nothing", "count": 1}]});
     first
-}
-
-async fn publish(system: &System, event: &Value) -> Result<()> {
-    let key = event["type"].as_str().context("a type")?;
-    let body = serde_json::to_vec(event)?;
-    system.broker.publish("orders", key, with_aggregate(event), &body).await
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! The order of an aggregate's events, end to end: by the version gate and by shards, and wherever a
 //! failed message waits. What is promised is the same each way; the tests are too.
 
-use crate::support::{logged, order_event, with_aggregate};
-use anyhow::{Context, Result};
+use crate::support::{logged, order_event, publish};
+use anyhow::Result;
 use e2e::oracle::Expect;
 use e2e::service::Service;
 use e2e::system::{Options, System};
@@ -83,12 +83,6 @@ fn event(order: &str, version: i64, event_type: &str) -> Value {
     event
 }
 
-async fn publish(system: &System, event: &Value) -> Result<()> {
-    let key = event["type"].as_str().context("a type")?;
-    let body = serde_json::to_vec(event)?;
-    system.broker.publish("orders", key, with_aggregate(event), &body).await
-}
-
 fn retries(system: &System, class: &str) -> Result<Vec<Value>> {
     let mut retries = logged(&system.inventory()?.child, "message will be retried");
     retries.retain(|retry| retry["class"] == class);
@@ -104,9 +98,8 @@ async fn inbox(system: &System) -> Result<Vec<String>> {
 /// The inventory answers orders that orders-service never had. The answers are parked there, or are
 /// not wanted at all: they go, and the oracle hears of what was injected.
 async fn finish(system: System, injected: &[&str]) -> Result<()> {
-    let answers: i64 = sqlx::query_scalar("SELECT count(*) FROM outbox")
-        .fetch_one(&system.inventory_db)
-        .await?;
+    let answers: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM outbox").fetch_one(&system.inventory_db).await?;
     for _ in 0..answers {
         system.take_parked("orders.inventory").await?;
     }

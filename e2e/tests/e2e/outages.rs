@@ -110,9 +110,8 @@ async fn a_database_that_answers_and_takes_nothing_is_probed_and_not_tried_with_
 -> Result<()> {
     let system = system().await?;
     let read_only = async |on: &str| -> Result<()> {
-        let name: String = sqlx::query_scalar("SELECT current_database()")
-            .fetch_one(&system.inventory_db)
-            .await?;
+        let name: String =
+            sqlx::query_scalar("SELECT current_database()").fetch_one(&system.inventory_db).await?;
         let alter = format!("ALTER DATABASE {name} SET default_transaction_read_only = {on}");
         let everybody = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                          WHERE datname = current_database() AND pid <> pg_backend_pid()";

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use e2e::child::Child;
+use e2e::system::System;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 use serde_json::{Value, json};
@@ -22,14 +23,15 @@ pub fn with_id(message_id: &str) -> BasicProperties {
     BasicProperties::default().with_message_id(message_id.into()).with_delivery_mode(2)
 }
 
-/// The AMQP properties that go with an event, as the relay sets them: with the header that chooses its
-/// shard.
-pub fn with_aggregate(event: &Value) -> BasicProperties {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+/// Publishes an event as orders-service's relay would, past its outbox: with the header that chooses
+/// a shard.
+pub async fn publish(system: &System, event: &Value) -> Result<()> {
     let mut headers = FieldTable::default();
-    let aggregate = text(&event["aggregate"]["id"]);
+    let aggregate = text(&event["aggregate"], "id")?;
     headers.insert("x-aggregate-id".into(), AMQPValue::LongString(aggregate.into()));
-    with_id(&text(&event["id"])).with_headers(headers)
+    let properties = with_id(text(event, "id")?).with_headers(headers);
+    let body = serde_json::to_vec(event)?;
+    system.broker.publish("orders", text(event, "type")?, properties, &body).await
 }
 
 /// The log lines of a service with this message, as JSON.

@@ -119,7 +119,11 @@ impl<H: Handler> Consumer<H> {
         };
         let wide = async {
             widen.cancelled().await;
-            if pause.is_cancelled() { Ok(()) } else { self.consume_wide(session, lane, pause).await }
+            if pause.is_cancelled() {
+                Ok(())
+            } else {
+                self.consume_wide(session, lane, pause).await
+            }
         };
         let (cautious, wide) = tokio::join!(cautious, wide);
         cautious.and(wide)
@@ -132,11 +136,15 @@ impl<H: Handler> Consumer<H> {
         pause: &CancellationToken,
     ) -> anyhow::Result<()> {
         let prefetch = self.args.consumer_prefetch.get();
+        let idle = self.args.topology_check_interval;
         let worker = async |number| {
-            let tag = format!("{}-{number}", lane.queue);
-            let mut worker = Worker::open(self, session, &lane.queue, tag, prefetch).await?;
-            let worked = worker.run(pause).await;
-            worker.leave().await;
+            let mut worked = Ok(());
+            while worked.is_ok() && !pause.is_cancelled() {
+                let tag = format!("{}-{number}", lane.queue);
+                let mut worker = Worker::open(self, session, &lane.queue, tag, prefetch).await?;
+                worked = worker.run(idle, pause).await;
+                worker.leave().await;
+            }
             worked
         };
         let workers: FuturesUnordered<_> = (0..lane.workers).map(worker).collect();

@@ -131,29 +131,40 @@ impl<H: Handler> Worker<'_, H> {
         pause: &CancellationToken,
     ) -> Result<(), NotTaken> {
         let to = format!("{}/{}", copy.exchange, copy.routing_key);
+        let connection = &self.session.publishing;
         loop {
-            let connection = &self.session.publishing;
-            match self.publisher.publish_one(copy.clone()).await {
+            let trouble = match self.publish(copy.clone()).await {
                 Ok(Verdict::Confirmed) => return Ok(()),
                 Ok(Verdict::Returned(why)) => return Err(NotTaken::Returned(to, why)),
                 Ok(Verdict::Nacked) => return Err(NotTaken::Full(to)),
-                Err(trouble) if !connection.status().blocked() => return Err(trouble.into()),
-                Err(trouble) => {
-                    self.consumer.part.fail(BLOCKED);
-                    warn!(message_id = copy.message_id, "publishing is blocked by the broker");
-                    let unblocked = wait_unblocked(connection);
-                    match pause.run_until_cancelled(unblocked).await {
-                        Some(Ok(())) => {}
-                        Some(Err(_)) | None => return Err(trouble.into()),
-                    }
-                    // What the old channel still had to say is not worth waiting for: the copy goes
-                    // out again, and two copies make one effect.
-                    let timeout = self.consumer.confirm.confirm_timeout;
-                    self.publisher = Publisher::open(connection, timeout).await?;
-                    self.consumer.part.ok();
-                }
+                Err(trouble) => trouble,
+            };
+            if !connection.status().blocked() {
+                return Err(trouble.into());
+            }
+            self.consumer.part.fail(BLOCKED);
+            warn!(message_id = copy.message_id, "publishing is blocked by the broker");
+            match pause.run_until_cancelled(wait_unblocked(connection)).await {
+                Some(Ok(())) => self.consumer.part.ok(),
+                Some(Err(_)) | None => return Err(trouble.into()),
             }
         }
+    }
+
+    /// On a channel of its own, opened when first needed: on a blocked connection there is no opening
+    /// one. After trouble the next copy gets a new one: what the old one still has to say is not worth
+    /// waiting for, as two copies make one effect.
+    async fn publish(&mut self, copy: Outgoing) -> Result<Verdict, BrokerTrouble> {
+        let mut publisher = match self.publisher.take() {
+            Some(publisher) => publisher,
+            None => {
+                let timeout = self.consumer.confirm.confirm_timeout;
+                Publisher::open(&self.session.publishing, timeout).await?
+            }
+        };
+        let verdict = publisher.publish_one(copy).await?;
+        self.publisher = Some(publisher);
+        Ok(verdict)
     }
 }
 

@@ -1,4 +1,8 @@
-//! One worker: a channel to consume on, a channel to publish on, one message in hand at a time.
+//! One worker: a channel to consume on, another to publish on, one message in hand at a time.
+//!
+//! A worker that has heard nothing for long subscribes anew. Measured on RabbitMQ 3.10.8: where a
+//! quorum queue is deleted and at once declared again, its consumers are not told, and would wait for
+//! ever at a queue that is no more.
 
 use super::session::Session;
 use super::{Consumer, Handler};
@@ -16,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 pub(super) struct Worker<'a, H> {
     pub(super) consumer: &'a Consumer<H>,
     pub(super) session: &'a Session,
-    pub(super) publisher: Publisher,
+    pub(super) publisher: Option<Publisher>,
     channel: Channel,
     deliveries: lapin::Consumer,
     tag: String,
@@ -30,8 +34,6 @@ impl<'a, H: Handler> Worker<'a, H> {
         tag: String,
         prefetch: u16,
     ) -> anyhow::Result<Self> {
-        let publisher =
-            Publisher::open(&session.publishing, consumer.confirm.confirm_timeout).await?;
         let (channel, deliveries) = connection::bounded("consuming", async {
             let channel = session.consuming.create_channel().await?;
             // Per consumer (global: false): quorum queues take no other.
@@ -42,19 +44,27 @@ impl<'a, H: Handler> Worker<'a, H> {
             Ok((channel, deliveries))
         })
         .await?;
-        Ok(Self { consumer, session, publisher, channel, deliveries, tag })
+        Ok(Self { consumer, session, publisher: None, channel, deliveries, tag })
     }
 
-    /// One message after the other, in the order of delivery, until `pause`.
+    /// One message after the other, in the order of delivery, until `pause`, or until none has come
+    /// for `idle`.
     ///
     /// # Errors
     /// Whatever keeps a delivery from being settled; the session must end.
-    pub(super) async fn run(&mut self, pause: &CancellationToken) -> anyhow::Result<()> {
+    pub(super) async fn run(
+        &mut self,
+        idle: Duration,
+        pause: &CancellationToken,
+    ) -> anyhow::Result<()> {
         loop {
             let message = tokio::select! {
                 biased;
                 () = pause.cancelled() => return Ok(()),
-                next = self.next() => next?,
+                next = tokio::time::timeout(idle, self.next()) => match next {
+                    Ok(next) => next?,
+                    Err(_) => return Ok(()),
+                },
             };
             self.settle(message, pause).await?;
         }
