@@ -4,10 +4,14 @@
 //! Business outcomes are not here: "out of stock" is an answer, not a failure.
 
 use crate::envelope::ContractError;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The four kinds of failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
 pub enum Class {
     /// Time may mend it: the database is away, a deadlock, a time-out.
     Transient,

@@ -90,6 +90,12 @@ impl Topology {
         format!("{}.parking", self.names.queue)
     }
 
+    /// How a parked message gets back into Q and into no other queue: exchange and routing key.
+    #[must_use]
+    pub fn entrance(&self) -> (String, String) {
+        (String::new(), self.names.queue.to_owned())
+    }
+
     /// All queues: Q, its retry queues, its parking queue.
     #[must_use]
     pub fn queues(&self) -> Vec<String> {
