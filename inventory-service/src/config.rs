@@ -75,7 +75,7 @@ pub async fn run(args: RunArgs) -> anyhow::Result<()> {
         ops_listen: args.ops_listen,
         // Nothing that the API does makes an event.
         api: |pool, _wake_up| api::router(pool),
-        admin: |pool| Some(operations::router(pool)),
+        admin: operations::router,
         handler: |wake_up| OrderEvents { wake_up },
     };
     shared::roles::run(inventory, args.service).await

@@ -2,6 +2,7 @@
 
 use crate::api;
 use crate::apply_reservation::InventoryAnswers;
+use axum::Router;
 use clap::{Args, Parser, Subcommand};
 use shared::cli::CommonCommand;
 use shared::config::LogArgs;
@@ -59,7 +60,7 @@ pub async fn run(args: RunArgs) -> anyhow::Result<()> {
         ops_listen: args.ops_listen,
         api: api::router,
         // Orders are changed through the API alone.
-        admin: |_pool| None,
+        admin: |_pool| Router::new(),
         handler: |wake_up| InventoryAnswers { wake_up },
     };
     shared::roles::run(orders, args.service).await

@@ -3,6 +3,7 @@
 use crate::config::{BrokerArgs, DatabaseArgs, ManagementArgs, TopologyArgs};
 use crate::connection::{self, Connector};
 use crate::management::{IN_FORCE, Management};
+use crate::parking::command::ParkingCommand;
 use crate::policies::{BrokerVersion, policies, require_none};
 use crate::topology::{Names, Topology};
 use crate::{db, outbox};
@@ -22,6 +23,9 @@ pub enum CommonCommand {
     /// Look at events that are not published, and give parked ones another chance
     #[command(subcommand)]
     Outbox(OutboxCommand),
+    /// Look at messages that could not be handled, send them back to their queue, or discard them
+    #[command(subcommand)]
+    Parking(ParkingCommand),
 }
 
 impl CommonCommand {
@@ -34,6 +38,7 @@ impl CommonCommand {
             Self::Migrate(database) => db::migrate(&database, migrations).await,
             Self::Topology(command) => command.run(names).await,
             Self::Outbox(command) => command.run().await,
+            Self::Parking(command) => command.run(names).await,
         }
     }
 }

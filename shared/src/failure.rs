@@ -8,10 +8,14 @@
 //! ([`crate::outage`]).
 
 use crate::envelope::ContractError;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The four kinds of failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
 pub enum Class {
     /// Time may mend it: the database is away, a deadlock, a time-out.
     Transient,

@@ -29,6 +29,10 @@ pub enum Point {
     ConsumerAfterRetryConfirm,
     /// The parking copy is in its queue, the original is not acked.
     ConsumerAfterParkConfirm,
+    /// A parked message is about to be sent back to its queue.
+    RedriveBeforePublish,
+    /// Its copy is in the queue, the parked original is not acked.
+    RedriveAfterConfirm,
 }
 
 impl Point {
@@ -44,6 +48,8 @@ impl Point {
         Self::ConsumerAfterCommit,
         Self::ConsumerAfterRetryConfirm,
         Self::ConsumerAfterParkConfirm,
+        Self::RedriveBeforePublish,
+        Self::RedriveAfterConfirm,
     ];
 
     /// As it is written in `FAULT_POINT`.
@@ -60,6 +66,8 @@ impl Point {
             Self::ConsumerAfterCommit => "consumer.after_commit",
             Self::ConsumerAfterRetryConfirm => "consumer.after_retry_confirm",
             Self::ConsumerAfterParkConfirm => "consumer.after_park_confirm",
+            Self::RedriveBeforePublish => "redrive.before_publish",
+            Self::RedriveAfterConfirm => "redrive.after_confirm",
         }
     }
 }

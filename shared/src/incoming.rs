@@ -31,9 +31,27 @@ pub const ORIGINAL_ROUTING_KEY: &str = "x-original-routing-key";
 /// The deadline that the producer's `expiration` set, RFC 3339. The property itself is not copied:
 /// in a retry queue it would cut the delay short.
 pub const PRODUCER_DEADLINE: &str = "x-producer-deadline";
+/// What it failed with last.
+pub const LAST_ERROR: &str = "x-last-error";
+/// Why it was parked.
+pub const PARK_REASON: &str = "x-park-reason";
+/// When, RFC 3339.
+pub const PARKED_AT: &str = "x-parked-at";
+/// By which consumer.
+pub const CONSUMER: &str = "x-consumer";
+/// By which version of its code.
+pub const CONSUMER_VERSION: &str = "x-consumer-version";
+/// Who published the event.
+pub const PRODUCER: &str = "x-producer";
+/// How often it was sent back from parking.
+pub const REDRIVE_COUNT: &str = "x-redrive-count";
+/// When last, RFC 3339: its retries count from then.
+pub const REDRIVEN_AT: &str = "x-redriven-at";
 
 /// Nobody tries a message this often: a header that says so is not believed.
 const ABSURD_ATTEMPTS: i64 = 1_000_000;
+/// Nor is a time further ahead of our clock.
+const CLOCKS_DIFFER: TimeDelta = TimeDelta::minutes(5);
 
 /// One delivery and what could be read of it.
 pub struct Incoming {
@@ -106,7 +124,7 @@ impl Incoming {
     /// counts, does not tell classes apart.
     #[must_use]
     pub fn attempts_of(&self, class: Class) -> u32 {
-        let same = self.header(CLASS).and_then(text) == Some(class.as_str());
+        let same = self.text(CLASS) == Some(class.as_str());
         let earlier = if same { self.count(CLASS_ATTEMPT) } else { 0 };
         let here = match (class, self.in_place) {
             (Class::Transient, Some((failures, _))) => failures,
@@ -122,44 +140,67 @@ impl Incoming {
         }
     }
 
-    fn count(&self, header: &str) -> u32 {
+    /// How often it was sent back from parking.
+    #[must_use]
+    pub fn redrives(&self) -> u32 {
+        self.count(REDRIVE_COUNT)
+    }
+
+    /// When it was last sent back from parking, if it was. Not in the future, by more than clocks may
+    /// differ: it was set on the operator's machine, a moment ago.
+    #[must_use]
+    pub fn redriven_at(&self) -> Option<DateTime<Utc>> {
+        let at = self.text(REDRIVEN_AT).and_then(time)?;
+        (at <= self.received_at + CLOCKS_DIFFER).then_some(at)
+    }
+
+    pub(crate) fn count(&self, header: &str) -> u32 {
         self.header(header).and_then(integer).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
     }
 
     /// When it first failed, if it has. Not in the future.
     #[must_use]
     pub fn first_failed_at(&self) -> Option<DateTime<Utc>> {
-        let at = self.header(FIRST_FAILED_AT).and_then(text).and_then(time);
-        at.filter(|at| *at <= self.received_at).or(self.in_place.map(|(_, first)| first))
+        self.past(FIRST_FAILED_AT).or(self.in_place.map(|(_, first)| first))
+    }
+
+    /// A time in a header. One that has not come yet is none.
+    pub(crate) fn past(&self, header: &str) -> Option<DateTime<Utc>> {
+        self.text(header).and_then(time).filter(|at| *at <= self.received_at)
     }
 
     /// Where it was first published: exchange and key.
     #[must_use]
     pub fn origin(&self) -> (String, String) {
-        let header = |name| self.header(name).and_then(text).map(str::to_owned);
-        match (header(ORIGINAL_EXCHANGE), header(ORIGINAL_ROUTING_KEY)) {
-            (Some(exchange), Some(key)) => (exchange, key),
-            _ => (self.delivery.exchange.to_string(), self.delivery.routing_key.to_string()),
-        }
+        self.noted_origin().unwrap_or_else(|| {
+            (self.delivery.exchange.to_string(), self.delivery.routing_key.to_string())
+        })
     }
 
-    /// Time since it occurred, by the envelope or else by AMQP's timestamp; or since it first failed,
-    /// if that is longer ago. A clock that is ahead of ours cannot keep a message young for ever.
+    /// Where it was first published, as an earlier copy has noted it.
+    pub(crate) fn noted_origin(&self) -> Option<(String, String)> {
+        let header = |name| self.text(name).map(str::to_owned);
+        Some((header(ORIGINAL_EXCHANGE)?, header(ORIGINAL_ROUTING_KEY)?))
+    }
+
+    /// Time since it occurred, by the envelope or else by AMQP's timestamp, or since it was sent back
+    /// from parking, where it may have waited for days; or since it first failed, if that is longer
+    /// ago. A clock that is ahead of ours cannot keep a message young for ever.
     #[must_use]
     pub fn age(&self) -> Duration {
-        let occurred_at = match &self.envelope {
+        let began = self.redriven_at().or_else(|| match &self.envelope {
             Ok(envelope) => Some(envelope.occurred_at),
             Err(_) => self.timestamp(),
-        };
+        });
         let since = |at: DateTime<Utc>| (self.received_at - at).to_std().unwrap_or_default();
-        occurred_at.into_iter().chain(self.first_failed_at()).map(since).max().unwrap_or_default()
+        began.into_iter().chain(self.first_failed_at()).map(since).max().unwrap_or_default()
     }
 
     /// The producer's own deadline, where it set AMQP's `expiration`: not a matter of queues but of
     /// the business, read as such and kept in a header over retries.
     #[must_use]
     pub fn producer_deadline(&self) -> Option<DateTime<Utc>> {
-        let kept = self.header(PRODUCER_DEADLINE).and_then(text).and_then(time);
+        let kept = self.text(PRODUCER_DEADLINE).and_then(time);
         kept.or_else(|| {
             let expiration = self.delivery.properties.expiration().as_ref()?;
             let millis = expiration.as_str().parse().ok()?;
@@ -174,7 +215,7 @@ impl Incoming {
     /// Whose trace it belongs to.
     #[must_use]
     pub fn trace_context(&self) -> TraceContext {
-        TraceContext::extract(|name| self.header(name).and_then(text))
+        TraceContext::extract(|name| self.text(name))
     }
 
     /// All headers.
@@ -183,8 +224,12 @@ impl Incoming {
         self.delivery.properties.headers().clone().unwrap_or_default()
     }
 
-    fn header(&self, name: &str) -> Option<&AMQPValue> {
+    pub(crate) fn header(&self, name: &str) -> Option<&AMQPValue> {
         self.delivery.properties.headers().as_ref()?.inner().get(name)
+    }
+
+    pub(crate) fn text(&self, header: &str) -> Option<&str> {
+        self.header(header).and_then(text)
     }
 
     fn timestamp(&self) -> Option<DateTime<Utc>> {
@@ -208,7 +253,7 @@ fn integer(value: &AMQPValue) -> Option<i64> {
     (0..=ABSURD_ATTEMPTS).contains(&number).then_some(number)
 }
 
-fn text(value: &AMQPValue) -> Option<&str> {
+pub(crate) fn text(value: &AMQPValue) -> Option<&str> {
     match value {
         AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok(),
         AMQPValue::ShortString(text) => Some(text.as_str()),
@@ -264,6 +309,23 @@ mod tests {
         assert!(incoming("2999-01-01T00:00:00Z", &[first]).age() >= Duration::from_secs(3600));
         let forged = (FIRST_FAILED_AT, AMQPValue::LongString("2999-01-01T00:00:00Z".into()));
         assert_eq!(incoming("2999-01-01T00:00:00Z", &[forged]).age(), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_age_of_a_redriven_message_counts_from_the_redrive() {
+        let at = |ago| {
+            let time = (Utc::now() - TimeDelta::seconds(ago)).to_rfc3339();
+            AMQPValue::LongString(time.into())
+        };
+        let redriven = incoming("2020-01-01T00:00:00Z", &[(REDRIVEN_AT, at(60))]).age();
+        assert!((60..3600).contains(&redriven.as_secs()), "{redriven:?}");
+        let failed_since = [(REDRIVEN_AT, at(10)), (FIRST_FAILED_AT, at(7200))];
+        assert!(incoming("2020-01-01T00:00:00Z", &failed_since).age().as_secs() >= 7200);
+        // A time that has not come yet, or is none, makes nothing young.
+        for bad in [at(-3600), AMQPValue::LongString("soon".into()), AMQPValue::LongInt(7)] {
+            let age = incoming("2020-01-01T00:00:00Z", &[(REDRIVEN_AT, bad)]).age();
+            assert!(age.as_secs() > 5 * 365 * 86_400, "{age:?}");
+        }
     }
 
     #[test]

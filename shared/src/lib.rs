@@ -56,6 +56,9 @@ pub mod retry;
 
 pub mod republish;
 
+// Out of parking again, by a person's hand.
+pub mod parking;
+
 // Around the path.
 pub mod backoff;
 pub mod cli;

@@ -1,8 +1,8 @@
 //! The operations port: health, metrics, and what only an operator may do.
 //!
 //! It is a port of its own, so that a network can keep it apart from the API. Reading health and
-//! metrics needs no token; changing anything does, and without a configured token nothing can be
-//! changed at all.
+//! metrics needs no token; changing anything, or reading a message, does, and without a configured
+//! token nothing of that can be done at all.
 
 use crate::config::OpsArgs;
 use crate::health::Health;
@@ -40,18 +40,15 @@ pub struct Ops {
 }
 
 impl Ops {
-    /// The router of the operations port. `admin` is what needs the token, if there is such a thing.
-    pub fn router(self, admin: Option<Router>) -> Router {
+    /// The router of the operations port. `admin` is what needs the token.
+    pub fn router(self, admin: Router) -> Router {
         let token = self.args.operations_token.clone().map(Arc::from);
         let open = Router::new()
             .route("/health/live", get(async || "live\n"))
             .route("/health/ready", get(ready))
             .route("/metrics", get(metrics))
             .with_state(self);
-        edge(match admin {
-            Some(admin) => open.merge(admin.route_layer(from_fn_with_state(token, require_token))),
-            None => open,
-        })
+        edge(open.merge(admin.route_layer(from_fn_with_state(token, require_token))))
     }
 }
 

@@ -12,6 +12,8 @@ use crate::db;
 use crate::management::Management;
 use crate::ops::Ops;
 use crate::outage::Outage;
+use crate::parking::api::Operations;
+use crate::parking::run::Parking;
 use crate::pool::Pool;
 use crate::relay::{Relay, WakeUp};
 use crate::service::Service;
@@ -57,8 +59,8 @@ pub struct Blueprint<H> {
     pub ops_listen: SocketAddr,
     /// Its API. The wake-up is to be rung after a COMMIT with outbox rows in it.
     pub api: fn(Pool, WakeUp) -> Router,
-    /// Its operations, to be put behind the token, if it has any.
-    pub admin: fn(Pool) -> Option<Router>,
+    /// Its own operations, to be put behind the token.
+    pub admin: fn(Pool) -> Router,
     /// What it does with messages.
     pub handler: fn(WakeUp) -> H,
 }
@@ -84,8 +86,11 @@ pub async fn run<H: Handler>(blueprint: Blueprint<H>, args: ServiceArgs) -> anyh
         metrics: service.metrics.clone(),
         args: args.ops,
     };
-    let router = ops.router((blueprint.admin)(pool.clone()));
+    let parking = Parking::new(&args.broker, topology.clone(), args.confirm.clone());
+    let parking = Operations::new(parking, pool.clone(), service.shutdown.clone());
+    let router = ops.router((blueprint.admin)(pool.clone()).merge(parking.router()));
     service.serve("operations", blueprint.ops_listen, router).await?;
+    service.spawn("parking", parking.finish());
 
     let schema = service.health.part("schema");
     let migrations = blueprint.migrations;
