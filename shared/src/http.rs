@@ -4,9 +4,11 @@
 
 mod extract;
 mod problem;
+mod server;
 
 pub use extract::{ApiJson, ApiPath, ApiQuery};
 pub use problem::{Kind, Problem, ProblemBody};
+pub use server::serve;
 
 use axum::error_handling::HandleErrorLayer;
 use axum::extract::DefaultBodyLimit;
@@ -25,7 +27,7 @@ use tracing::error;
 /// Largest request body in bytes.
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
 /// A request that takes longer, its body's arrival included, is answered "try again later".
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Puts the edge around an API: limits, and problem documents for whatever no handler answers.
 pub fn edge<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {

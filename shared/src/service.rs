@@ -7,19 +7,16 @@
 
 use crate::config::ProcessArgs;
 use crate::health::Health;
+use crate::http;
 use crate::metrics::Metrics;
 use anyhow::Context;
 use axum::Router;
 use std::net::SocketAddr;
-use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
-
-/// After SIGTERM: how long open connections may take to finish. Longer than any request may.
-const HTTP_GRACE: Duration = Duration::from_secs(12);
+use tracing::info;
 
 /// A process in the making, then running.
 pub struct Service {
@@ -82,24 +79,7 @@ impl Service {
             .await
             .with_context(|| format!("cannot listen on {listen} ({name})"))?;
         info!(server = name, address = %listener.local_addr()?, "listening");
-        let shutdown = self.shutdown.clone();
-        let served = axum::serve(listener, router)
-            .with_graceful_shutdown(shutdown.clone().cancelled_owned());
-        let overdue = async move {
-            shutdown.cancelled().await;
-            tokio::time::sleep(HTTP_GRACE).await;
-        };
-        self.spawn(name, async move {
-            tokio::select! {
-                served = served => {
-                    if let Err(error) = served {
-                        error!(server = name, error = %error, "server failed");
-                    }
-                }
-                // Every request has had its time; what is left are connections that never sent one.
-                () = overdue => warn!(server = name, "closing connections that do not end"),
-            }
-        });
+        self.spawn(name, http::serve(listener, router, self.shutdown.clone()));
         Ok(())
     }
 
