@@ -76,7 +76,8 @@ async fn in_an_outage_longer_than_the_budget_a_thousand_orders_wait_and_use_up_n
     // Those that failed before the outage was noticed come back into the queue, and wait there.
     until_true("all to wait in the queue, for longer than the budget", async || {
         let waiting = system.broker.depth("inventory.orders").await?;
-        Ok(waiting == 1000 && began.elapsed() > LONGER_THAN_THE_BUDGET)
+        ensure!(waiting == 1000, "{waiting} wait");
+        Ok(began.elapsed() > LONGER_THAN_THE_BUDGET)
     })
     .await?;
     let used_up = retries(&system)?;

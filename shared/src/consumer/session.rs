@@ -19,9 +19,11 @@ use crate::policies::{Mismatch, list, require_none};
 use crate::topology::Lane;
 use anyhow::ensure;
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use lapin::Connection;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -109,56 +111,33 @@ impl<H: Handler> Consumer<H> {
         pause: &CancellationToken,
     ) -> anyhow::Result<()> {
         let widen = CancellationToken::new();
+        let departing = Departing::default();
         let cautious = async {
-            let result = self.consume_cautiously(session, lane, ready, &widen, pause).await;
-            if result.is_err() {
+            let consumed =
+                self.consume_cautiously(session, lane, ready, &departing, &widen, pause).await;
+            if consumed.is_err() {
                 pause.cancel();
             }
             widen.cancel();
-            result
+            consumed
         };
         let wide = async {
             widen.cancelled().await;
-            if pause.is_cancelled() {
-                Ok(())
-            } else {
-                self.consume_wide(session, lane, pause).await
-            }
+            self.consume_wide(session, lane, &departing, pause).await
         };
         let (cautious, wide) = tokio::join!(cautious, wide);
+        departing.leave().await;
         cautious.and(wide)
-    }
-
-    async fn consume_wide(
-        &self,
-        session: &Session,
-        lane: &Lane,
-        pause: &CancellationToken,
-    ) -> anyhow::Result<()> {
-        let prefetch = self.args.consumer_prefetch.get();
-        let idle = self.args.topology_check_interval;
-        let worker = async |number| {
-            let mut worked = Ok(());
-            while worked.is_ok() && !pause.is_cancelled() {
-                let tag = format!("{}-{number}", lane.queue);
-                let mut worker = Worker::open(self, session, &lane.queue, tag, prefetch).await?;
-                worked = worker.run(idle, pause).await;
-                worker.leave().await;
-            }
-            worked
-        };
-        let workers: FuturesUnordered<_> = (0..lane.workers).map(worker).collect();
-        info!(queue = lane.queue, workers = lane.workers, prefetch, "consuming");
-        all(workers, pause).await
     }
 
     /// One message at a time, as long as what comes has been in other hands before, and for no longer
     /// than a window of messages.
-    async fn consume_cautiously(
-        &self,
-        session: &Session,
+    async fn consume_cautiously<'a>(
+        &'a self,
+        session: &'a Session,
         lane: &Lane,
         ready: &Ready,
+        departing: &Departing<'a, H>,
         widen: &CancellationToken,
         pause: &CancellationToken,
     ) -> anyhow::Result<()> {
@@ -170,37 +149,63 @@ impl<H: Handler> Consumer<H> {
         let window = u32::from(lane.workers) * u32::from(self.args.consumer_prefetch.get());
         let mut settled = Ok(());
         for _ in 0..window {
-            let next = tokio::select! {
-                biased;
-                () = pause.cancelled() => break,
-                next = tokio::time::timeout(QUIET, worker.next()) => next,
-            };
-            let message = match next {
-                // Nothing is ready.
-                Err(_) => break,
-                Ok(Ok(message)) => message,
-                Ok(Err(error)) => {
+            let message = match worker.next_within(QUIET, pause).await {
+                Ok(Some(message)) => message,
+                // Nothing is ready, or a pause begins.
+                Ok(None) => break,
+                Err(error) => {
                     settled = Err(error);
                     break;
                 }
             };
             let new = message.redeliveries() == 0;
-            settled = {
-                let mut settling = std::pin::pin!(worker.settle(message, pause));
-                tokio::select! {
-                    settled = &mut settling => settled,
-                    () = tokio::time::sleep(SLOW) => {
-                        widen.cancel();
-                        settling.await
-                    }
+            let mut settling = std::pin::pin!(worker.settle_heeding(message, pause));
+            settled = tokio::select! {
+                settled = &mut settling => settled,
+                () = tokio::time::sleep(SLOW) => {
+                    widen.cancel();
+                    settling.await
                 }
             };
             if settled.is_err() || new || widen.is_cancelled() {
                 break;
             }
         }
-        worker.leave().await;
+        if settled.is_err() || pause.is_cancelled() {
+            departing.push(worker);
+        } else {
+            worker.leave().await;
+        }
         settled
+    }
+
+    async fn consume_wide<'a>(
+        &'a self,
+        session: &'a Session,
+        lane: &Lane,
+        departing: &Departing<'a, H>,
+        pause: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let prefetch = self.args.consumer_prefetch.get();
+        let idle = self.args.topology_check_interval;
+        let worker = async |number| {
+            while !pause.is_cancelled() {
+                let tag = format!("{}-{number}", lane.queue);
+                let mut worker = Worker::open(self, session, &lane.queue, tag, prefetch).await?;
+                let worked = worker.run(idle, pause).await;
+                if worked.is_err() || pause.is_cancelled() {
+                    departing.push(worker);
+                    return worked;
+                }
+                worker.leave().await;
+            }
+            Ok(())
+        };
+        let workers: FuturesUnordered<_> = (0..lane.workers).map(worker).collect();
+        if !pause.is_cancelled() {
+            info!(queue = lane.queue, workers = lane.workers, prefetch, "consuming");
+        }
+        all(workers, pause).await
     }
 
     /// Asks the database, and not with a message, until it answers.
@@ -260,6 +265,28 @@ impl<H: Handler> Consumer<H> {
 struct Ready {
     lanes: usize,
     open: AtomicUsize,
+}
+
+/// Workers of a lane that have stopped and still hold what was delivered to them. What one gives back
+/// while another still takes would be delivered once more, and counted once more: so all stop first.
+struct Departing<'a, H>(Mutex<Vec<Worker<'a, H>>>);
+
+impl<H> Default for Departing<'_, H> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<'a, H: Handler> Departing<'a, H> {
+    fn push(&self, worker: Worker<'a, H>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
+    }
+
+    async fn leave(self) {
+        let workers = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        join_all(workers.iter().map(Worker::stop_delivery)).await;
+        join_all(workers.into_iter().map(Worker::leave)).await;
+    }
 }
 
 /// Waits for all of them; the first that ends stops the rest, and the first failure is the result.

@@ -48,7 +48,7 @@ impl<'a, H: Handler> Worker<'a, H> {
     }
 
     /// One message after the other, in the order of delivery, until `pause`, or until none has come
-    /// for `idle`.
+    /// for `idle`. From `pause` on no more are delivered; what was is still held.
     ///
     /// # Errors
     /// Whatever keeps a delivery from being settled; the session must end.
@@ -57,27 +57,54 @@ impl<'a, H: Handler> Worker<'a, H> {
         idle: Duration,
         pause: &CancellationToken,
     ) -> anyhow::Result<()> {
-        loop {
-            let message = tokio::select! {
-                biased;
-                () = pause.cancelled() => return Ok(()),
-                next = tokio::time::timeout(idle, self.next()) => match next {
-                    Ok(next) => next?,
-                    Err(_) => return Ok(()),
-                },
-            };
-            self.settle(message, pause).await?;
+        while let Some(message) = self.next_within(idle, pause).await? {
+            self.settle_heeding(message, pause).await?;
         }
+        Ok(())
     }
 
-    /// The next delivery. Waiting for it may be given up at any time.
+    /// The next delivery; none if a pause begins, or none comes for this long. One that has come is
+    /// never lost here: it is held until the worker leaves.
     ///
     /// # Errors
     /// When there will be no more: outside shutdown the end of a stream is always a failure. A queue
     /// deleted under the consumer ends it in silence and leaves the channel open.
-    pub(super) async fn next(&mut self) -> anyhow::Result<Incoming> {
-        let next = self.deliveries.next().await.context("the broker cancelled the consumer")?;
-        Ok(Incoming::new(next?, self.consumer.topology.args.retry_backend))
+    pub(super) async fn next_within(
+        &mut self,
+        limit: Duration,
+        pause: &CancellationToken,
+    ) -> anyhow::Result<Option<Incoming>> {
+        let next = tokio::select! {
+            biased;
+            () = pause.cancelled() => return Ok(None),
+            next = tokio::time::timeout(limit, self.deliveries.next()) => next,
+        };
+        let Ok(next) = next else { return Ok(None) };
+        let delivery = next.context("the broker cancelled the consumer")??;
+        Ok(Some(Incoming::new(delivery, self.consumer.topology.args.retry_backend)))
+    }
+
+    /// Settles a message, and stops the flow of others as soon as a pause begins meanwhile.
+    pub(super) async fn settle_heeding(
+        &mut self,
+        message: Incoming,
+        pause: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let (channel, tag) = (self.channel.clone(), self.tag.clone());
+        let heed = async {
+            pause.cancelled().await;
+            stop_delivery(&channel, &tag).await;
+            std::future::pending().await
+        };
+        tokio::select! {
+            settled = self.settle(message, pause) => settled,
+            () = heed => Ok(()), // which it never does
+        }
+    }
+
+    /// Stops the flow; what was delivered is still held. Saying so again does no harm.
+    pub(super) async fn stop_delivery(&self) {
+        stop_delivery(&self.channel, &self.tag).await;
     }
 
     /// Stops the flow and gives back what is not settled. A nack says that the messages were not
@@ -85,14 +112,20 @@ impl<'a, H: Handler> Worker<'a, H> {
     /// channel under them would. Failing is harmless: the connection is closed next, or lost
     /// already, which returns them as well.
     pub(super) async fn leave(self) {
+        self.stop_delivery().await;
         let goodbye = async {
-            self.channel
-                .basic_cancel(self.tag.as_str().into(), BasicCancelOptions::default())
-                .await?;
             let everything = BasicNackOptions { multiple: true, requeue: true };
             self.channel.basic_nack(0, everything).await?;
             self.channel.close(200, "bye".into()).await
         };
-        let _ = tokio::time::timeout(Duration::from_secs(1), goodbye).await;
+        let _ = tokio::time::timeout(GOODBYE, goodbye).await;
     }
+}
+
+/// How long a goodbye may take: nothing depends on it.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+async fn stop_delivery(channel: &Channel, tag: &str) {
+    let cancel = channel.basic_cancel(tag.into(), BasicCancelOptions::default());
+    let _ = tokio::time::timeout(GOODBYE, cancel).await;
 }

@@ -43,7 +43,8 @@ pub(super) const CLIENT_GRACE: Duration = Duration::from_secs(1);
 pub async fn serve(mut listener: TcpListener, router: Router, shutdown: CancellationToken) {
     let connections = TaskTracker::new();
     // Accepting never fails for good: axum waits where the process is out of file descriptors.
-    while let Some((stream, _)) = shutdown.run_until_cancelled(Listener::accept(&mut listener)).await
+    while let Some((stream, _)) =
+        shutdown.run_until_cancelled(Listener::accept(&mut listener)).await
     {
         connections.spawn(connection(stream, router.clone(), shutdown.clone()));
     }
