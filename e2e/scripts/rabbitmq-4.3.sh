@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Sets up RabbitMQ 4.3 for the tests next to whatever the machine has: Debian's packages of it, of its
-# Erlang and of every library below them, downloaded and unpacked, not installed. Needs neither root nor
-# Docker, but apt. About 70 MB to fetch and 160 MB in the cache, `$XDG_CACHE_HOME` or `~/.cache`; half a minute,
-# once for all clones.
+# Sets up RabbitMQ 4.3 for the tests, next to whatever the machine has: Debian's packages of it, of
+# its Erlang and of every library below them, unpacked but not installed. It needs apt, and neither
+# root nor Docker; 70 MB to fetch, 160 MB in the cache (`$XDG_CACHE_HOME` or `~/.cache`), and less than a
+# minute, once for all clones.
 #
-# The machine's C library is older than these programs want. So each of Erlang's executables is
-# told to use the loader and the libraries that came with it: these paths are absolute, and the
-# directory cannot be moved.
+# Debian 12's C library is too old for these programs. So each of Erlang's executables is told to use
+# the loader and the libraries that came with it; those paths are absolute, and the directory cannot
+# be moved.
 #
-# Two at once: the second waits for the first. The file `ready` is written last, and without it the
-# directory counts for nothing: what a killed run left is removed by the next.
+# Two at once: the second waits for the first. The file `ready` comes last, and without it the
+# directory counts for nothing: what a killed run left, downloads included, is removed by the next.
 set -euo pipefail
 
 version=4.3
@@ -45,9 +45,8 @@ flock 9
 
 echo "setting up RabbitMQ $version in $dir"
 rm -rf "$dir"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-chmod 755 "$work" # apt downloads as a user of its own
+trap 'rm -rf "$dir"' EXIT
+work=$dir/work
 log=$work/log
 run() { "$@" >"$log" 2>&1 || { cat "$log" >&2; return 1; }; }
 
@@ -84,11 +83,11 @@ SOURCES
     run apt-get -c "$work/apt.conf" update
 }
 
-# The mirrors that this machine uses for Debian, then Debian's own. What another distributor keeps under
-# such a name is not signed with Debian's keys.
+# The mirrors that this machine uses for Debian, then Debian's own. What another distributor keeps
+# under such a name is not signed with Debian's keys.
 mirrors=$(apt-get update --print-uris | sed -n "s,^'\(.*/debian\)/dists/.*InRelease' .*,\1,p" | sort -u)
 for mirror in $mirrors http://deb.debian.org/debian ''; do
-    [ -n "$mirror" ] || fail "no mirror has Debian $suite"
+    [ -n "$mirror" ] || fail "no mirror has a Debian $suite that apt trusts, see above"
     ! update "$mirror" || break
 done
 run apt-get -c "$work/apt.conf" install --download-only "rabbitmq-server=$version.*" patchelf ||
@@ -111,6 +110,8 @@ sed -i "s,ROOTDIR=/usr/lib/erlang,ROOTDIR=$dir/usr/lib/erlang," "$dir"/usr/lib/e
 # It runs, with its own Erlang, which finds its own libraries.
 HOME=$work run "$dir/usr/lib/erlang/bin/erl" -noshell -eval '{ok, _} = application:ensure_all_started(crypto), halt().'
 server=$(echo "$dir"/usr/lib/rabbitmq/lib/rabbitmq_server-*)
-echo "${server##*-}" >"$dir/ready.new"
-mv "$dir/ready.new" "$dir/ready"
+echo "${server##*-}" >"$work/ready"
+mv "$work/ready" "$dir/ready"
+trap - EXIT
+rm -rf "$work"
 ready

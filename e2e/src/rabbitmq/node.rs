@@ -26,7 +26,7 @@ const SCHEDULERS: &str = "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none";
 /// On loopback only, and no epmd but ours.
 const DISTRIBUTION: &str = "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1}";
 
-/// It takes a second on an idle machine; of a frozen node it would wait for an answer for ever.
+/// It takes a second on an idle machine, and 15 to give a frozen node up.
 const CTL: Duration = Duration::from_secs(60);
 
 /// All it takes to start a node, again and again.
