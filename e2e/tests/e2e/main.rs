@@ -11,6 +11,7 @@ mod reserving;
 // Its failures, hop by hop.
 mod duplicates;
 mod outbox_rows;
+mod parking;
 mod relays;
 mod retrying;
 
