@@ -125,6 +125,16 @@ impl Child {
         tree::freeze(self.pid)
     }
 
+    /// Waits until it has frozen by itself, at a fault point.
+    pub async fn wait_frozen(&self, limit: Duration) -> Result<()> {
+        let patience = Patience::new(limit, format!("{} to freeze", self.name));
+        while !tree::is_frozen(self.pid) {
+            self.check_running("see the freeze of")?;
+            patience.pause().await.with_context(|| self.report())?;
+        }
+        Ok(())
+    }
+
     /// Ends a freeze.
     pub fn sigcont(&self) -> Result<()> {
         self.check_running("thaw")?;

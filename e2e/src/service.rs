@@ -45,8 +45,16 @@ impl Service {
     /// # Errors
     /// When the process cannot be started.
     pub fn spawn(name: &str, env: &Env) -> Result<Child> {
+        Self::spawn_command(name, &[], env)
+    }
+
+    /// Starts one of the service's commands and does not wait for its end: a test may want to stop it.
+    ///
+    /// # Errors
+    /// When the process cannot be started.
+    pub fn spawn_command(name: &str, arguments: &[&str], env: &Env) -> Result<Child> {
         let mut command = Command::new(binary(name)?);
-        command.envs(env);
+        command.args(arguments).envs(env);
         Child::spawn(name, command)
     }
 

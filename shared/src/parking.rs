@@ -16,6 +16,8 @@ pub mod parked;
 pub mod filter;
 pub mod plan;
 
+pub mod task;
+
 // What is done.
 pub mod run;
 

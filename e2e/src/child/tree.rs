@@ -91,6 +91,11 @@ pub(super) fn freeze(group: i32) -> Result<()> {
     }
 }
 
+/// Whether the process itself is stopped.
+pub(super) fn is_frozen(pid: i32) -> bool {
+    Process::read(pid).is_some_and(|process| process.is_stopped())
+}
+
 /// SIGCONT to all.
 pub(super) fn thaw(group: i32) {
     for process in members(group) {

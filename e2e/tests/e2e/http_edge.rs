@@ -9,7 +9,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 /// Sends a request and returns status, `type` and `detail` of the problem.
-async fn problem(request: reqwest::RequestBuilder) -> Result<(u16, String, String)> {
+pub(crate) async fn problem(request: reqwest::RequestBuilder) -> Result<(u16, String, String)> {
     let response = request.send().await?;
     let status = response.status().as_u16();
     let content_type = response.headers().get("content-type").cloned();

@@ -161,16 +161,18 @@ async fn the_outbox_tables_of_both_services_are_one_and_the_same() -> Result<()>
         let shape: Vec<String> = sqlx::query_scalar(
             "SELECT format('%s.%s %s %s', table_name, column_name, data_type, is_nullable)
              FROM information_schema.columns
-             WHERE table_name IN ('outbox', 'processed_messages', 'stream_versions')
-             UNION ALL SELECT indexdef FROM pg_indexes
-             WHERE tablename IN ('outbox', 'processed_messages', 'stream_versions')
+             WHERE table_name = ANY($1)
+             UNION ALL SELECT indexdef FROM pg_indexes WHERE tablename = ANY($1)
+             UNION ALL SELECT pg_get_constraintdef(oid) FROM pg_constraint
+             WHERE conrelid = ANY($1::regclass[])
              ORDER BY 1",
         )
+        .bind(["outbox", "processed_messages", "stream_versions", "parking_audit"])
         .fetch_all(&mut db)
         .await?;
         shapes.push(shape);
     }
-    assert!(shapes[0].len() > 20);
+    assert!(shapes[0].len() > 40);
     assert_eq!(shapes[0], shapes[1]);
     Ok(())
 }

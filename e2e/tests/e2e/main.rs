@@ -16,6 +16,7 @@ mod nowhere_to_go;
 mod ordering;
 mod outages;
 mod outbox_rows;
+mod parking;
 mod relays;
 mod retrying;
 

@@ -4,7 +4,7 @@
 //! little behind: it is written every hundred messages or every second, whichever comes first.
 
 use super::plan::Rate;
-use super::run::Task;
+use super::task::Task;
 use crate::pool::Pool;
 use chrono::{DateTime, Utc};
 use serde::Serialize;

@@ -6,8 +6,9 @@
 use super::audit::Entry;
 use super::filter::Filter;
 use super::plan::{MOST_HELD, Rate};
-use super::run::{Action, Event, Parking, Task, name};
+use super::run::{Event, Parking};
 use super::screen::{self, Progress};
+use super::task::{Action, Task, name};
 use crate::config::{BrokerArgs, ConfirmArgs, DatabaseArgs, TopologyArgs};
 use crate::db;
 use crate::topology::{Names, Topology};
@@ -15,8 +16,12 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use std::io::{self, ErrorKind};
 use std::num::NonZeroU32;
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+
+/// A note for the audit that takes longer to get a connection ends the run.
+const DATABASE_BOUND: Duration = Duration::from_secs(5);
 
 /// `parking …`
 #[derive(Subcommand)]
@@ -48,9 +53,6 @@ pub struct Place {
 pub struct ListArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub place: Place,
-    #[command(flatten)]
-    #[allow(missing_docs)]
     pub filter: Filter,
     /// Most messages to show
     #[arg(long, default_value = "100")]
@@ -58,27 +60,27 @@ pub struct ListArgs {
     /// One JSON object a line instead of a table
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub place: Place,
 }
 
 /// `parking show`
 #[derive(Args)]
 pub struct ShowArgs {
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub place: Place,
     /// Its message id. There may be two copies, of which each is shown
     pub id: String,
     /// A JSON object, with all that it takes to publish the message again
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub place: Place,
 }
 
 /// What `redrive` and `discard` have in common.
 #[derive(Args)]
 pub struct RunArgs {
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub place: Place,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub filter: Filter,
@@ -94,31 +96,35 @@ pub struct RunArgs {
     /// One JSON object a line for each message
     #[arg(long)]
     pub json: bool,
-    /// Where the audit is; not needed for a dry run
+    /// This service's own database, where who moves what is noted:
+    /// `postgres://user:password@host:port/database`. A dry run needs none
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, required_unless_present = "dry_run")]
+    pub database_url: Option<String>,
     #[command(flatten)]
-    pub database: Option<DatabaseArgs>,
+    #[allow(missing_docs)]
+    pub place: Place,
 }
 
 /// `parking redrive`
 #[derive(Args)]
 pub struct RedriveArgs {
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: RunArgs,
     /// Most messages a second; as fast as the broker confirms if not given
     #[arg(long)]
     pub rate: Option<Rate>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: RunArgs,
 }
 
 /// `parking discard`
 #[derive(Args)]
 pub struct DiscardArgs {
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: RunArgs,
     /// Yes, for good
     #[arg(long)]
     pub yes: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: RunArgs,
 }
 
 impl ParkingCommand {
@@ -193,11 +199,13 @@ impl RunArgs {
             anyhow::ensure!(!stop.is_cancelled(), "interrupted; nothing was moved");
             return unless_closed(screen::plan(&plan, action, &queue, json));
         }
-        let database = self.database.context(
-            "--database-url (DATABASE_URL) is missing: who moves messages is noted there. \
-             Only --dry-run needs none",
-        )?;
-        let entry = Entry::begin(&db::pool(&database)?, &task)
+        let pool = db::pool(&DatabaseArgs {
+            // Without a dry run there is one.
+            database_url: self.database_url.unwrap_or_default(),
+            database_pool_size: NonZeroU32::MIN,
+            database_acquire_timeout: DATABASE_BOUND,
+        })?;
+        let entry = Entry::begin(&pool, &task)
             .await
             .context("the audit cannot be written, so nothing is moved")?;
         let run = entry.id;

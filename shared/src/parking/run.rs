@@ -14,7 +14,8 @@ use super::audit::Entry;
 use super::filter::Filter;
 use super::lot::{Found, Lot, Search};
 use super::parked::Parked;
-use super::plan::{MOST_HELD, Place, Rate, in_order, most};
+use super::plan::{MOST_HELD, Place, in_order, most};
+use super::task::{Action, Task};
 use crate::config::{BrokerArgs, ConfirmArgs};
 use crate::connection::{self, Connector};
 use crate::fault::{self, Point};
@@ -23,66 +24,9 @@ use crate::republish::redrive_copy;
 use crate::topology::Topology;
 use anyhow::{Context, bail};
 use chrono::Utc;
-use std::num::NonZeroU32;
 use std::time::Instant;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
-
-/// What is done with parked messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// They go back to their queue.
-    Redrive,
-    /// They are gone for good.
-    Discard,
-}
-
-impl Action {
-    /// As it is written in the audit.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Redrive => "redrive",
-            Self::Discard => "discard",
-        }
-    }
-
-    /// What has been done with messages.
-    #[must_use]
-    pub fn done(self) -> &'static str {
-        match self {
-            Self::Redrive => "redriven",
-            Self::Discard => "discarded",
-        }
-    }
-}
-
-/// What somebody asks for.
-#[derive(Clone, Debug)]
-pub struct Task {
-    /// What to do,
-    pub action: Action,
-    /// with which messages,
-    pub filter: Filter,
-    /// with how many at most,
-    pub max: Option<NonZeroU32>,
-    /// with how many a second at most,
-    pub rate: Option<Rate>,
-    /// on whose behalf.
-    pub who: String,
-}
-
-/// A name that the audit can keep.
-///
-/// # Errors
-/// Says what is wrong with it.
-pub fn name(text: &str) -> Result<String, String> {
-    if (1..=200).contains(&text.len()) && !text.chars().any(char::is_control) {
-        Ok(text.to_owned())
-    } else {
-        Err("a name has 1 to 200 bytes and no control characters".into())
-    }
-}
 
 /// What a run would move, in this order.
 pub struct Plan {
@@ -246,7 +190,10 @@ impl Parking {
                 entry.count().await.context(UNWRITTEN)
             }
             .await
-            .with_context(|| format!("at message {:?}", parked.about.message_id));
+            .with_context(|| match &parked.about.message_id {
+                Some(id) => format!("at message {id:?}"),
+                None => "at a message without an id".to_owned(),
+            });
             if stopped.is_err() {
                 break;
             }

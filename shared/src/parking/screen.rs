@@ -6,7 +6,8 @@
 
 use super::lot::Found;
 use super::parked::{About, Parked};
-use super::run::{Action, Plan, Report};
+use super::run::{Plan, Report};
+use super::task::Action;
 use comfy_table::{ContentArrangement, Table, presets};
 use console::Term;
 use indicatif::{ProgressBar, ProgressStyle};
