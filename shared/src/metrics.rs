@@ -3,6 +3,7 @@
 //! Labels come from this code alone, never from a message: their number is bounded.
 
 use crate::failure::Class;
+use crate::retention::Round;
 use crate::retry::{Outcome, ParkReason};
 use anyhow::Context;
 use opentelemetry::KeyValue;
@@ -23,6 +24,8 @@ pub struct Metrics {
     handled: Counter<u64>,
     retried: Counter<u64>,
     parked: Counter<u64>,
+    retention_rounds: Counter<u64>,
+    pruned: Counter<u64>,
 }
 
 impl Metrics {
@@ -66,6 +69,17 @@ impl Metrics {
                 .u64_counter("consumer.parked")
                 .with_description("Messages sent to parking, by reason")
                 .build(),
+            retention_rounds: meter
+                .u64_counter("retention.rounds")
+                .with_description(
+                    "Looks for old rows, by what became of them. Of all replicas together, one is \
+                     done again and again, or the tables grow",
+                )
+                .build(),
+            pruned: meter
+                .u64_counter("retention.pruned")
+                .with_description("Old rows that were deleted, by table")
+                .build(),
         })
     }
 
@@ -103,5 +117,13 @@ impl Metrics {
         let labels =
             [KeyValue::new("consumer", consumer), KeyValue::new("reason", reason.as_str())];
         self.parked.add(1, &labels);
+    }
+
+    pub(crate) fn retention_round(&self, round: Round) {
+        self.retention_rounds.add(1, &[KeyValue::new("outcome", round.as_str())]);
+    }
+
+    pub(crate) fn pruned(&self, table: &'static str, rows: u64) {
+        self.pruned.add(rows, &[KeyValue::new("table", table)]);
     }
 }

@@ -10,13 +10,16 @@ mod reserving;
 
 // Its failures, hop by hop.
 mod duplicates;
+mod forgotten;
 mod outbox_rows;
 mod relays;
+mod retention;
 mod retrying;
 
 // Its edges.
 mod http_edge;
 mod lifecycle;
+mod stopping;
 mod topology;
 mod written_contract;
 

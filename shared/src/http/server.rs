@@ -37,13 +37,14 @@ use tracing::debug;
 /// cross on the way.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(75);
 /// The same after SIGTERM.
-pub(super) const CLIENT_GRACE: Duration = Duration::from_secs(1);
+pub(crate) const CLIENT_GRACE: Duration = Duration::from_secs(1);
 
 /// Serves until `shutdown`, and then until the last connection is closed.
 pub async fn serve(mut listener: TcpListener, router: Router, shutdown: CancellationToken) {
     let connections = TaskTracker::new();
     // Accepting never fails for good: axum waits where the process is out of file descriptors.
-    while let Some((stream, _)) = shutdown.run_until_cancelled(Listener::accept(&mut listener)).await
+    while let Some((stream, _)) =
+        shutdown.run_until_cancelled(Listener::accept(&mut listener)).await
     {
         connections.spawn(connection(stream, router.clone(), shutdown.clone()));
     }
