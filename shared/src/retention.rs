@@ -146,8 +146,11 @@ impl Retention {
                 result = result.and(Err(error.context(job.table)));
             }
         }
-        // The lock goes with the session; an orderly goodbye frees it at once.
-        db::bounded(db.close()).await.context("closing the session")?;
+        // The lock goes with the session, however that ends. A goodbye frees it at once; after trouble
+        // there may be nobody to say it to.
+        if result.is_ok() {
+            db::bounded(db.close()).await.context("closing the session")?;
+        }
         result
     }
 
