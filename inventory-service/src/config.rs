@@ -77,6 +77,8 @@ pub async fn run(args: RunArgs) -> anyhow::Result<()> {
         api: |pool, _wake_up| api::router(pool),
         admin: operations::router,
         handler: |wake_up| OrderEvents { wake_up },
+        // Stock and reservations are kept for ever.
+        retention: Vec::new(),
     };
     shared::roles::run(inventory, args.service).await
 }

@@ -73,7 +73,9 @@ struct NewLine {
 /// Place an order
 #[utoipa::path(post, path = "/orders", request_body = NewOrder,
     params(("Idempotency-Key" = Option<String>, Header,
-        description = "Makes repeating the request safe: the same key and body get the same answer, and one order")),
+        description = "Makes repeating the request safe: the same key and body get the same answer, and one order. \
+                       A key is kept for 7 days after its order was placed, unless the service is configured \
+                       otherwise; after that it counts as new and makes another order")),
     responses(
         (status = 201, body = Order, headers(("Location" = String, description = "The order's address"))),
         (status = "4XX", body = ProblemBody, content_type = "application/problem+json"),

@@ -2,14 +2,17 @@
 
 use crate::api;
 use crate::apply_reservation::InventoryAnswers;
+use crate::place_order;
 use axum::Router;
 use clap::{Args, Parser, Subcommand};
 use shared::cli::CommonCommand;
-use shared::config::LogArgs;
+use shared::config::{LogArgs, duration};
+use shared::retention::Job;
 use shared::roles::{Blueprint, ServiceArgs};
 use shared::topology::Names;
 use sqlx::migrate::Migrator;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// Names that are contracts.
 pub const NAMES: Names = Names {
@@ -47,6 +50,10 @@ pub struct RunArgs {
     /// Where operations (health, metrics) listen
     #[arg(long, env = "OPS_LISTEN", default_value = "127.0.0.1:9080")]
     ops_listen: SocketAddr,
+    /// How long after its order was placed an Idempotency-Key is kept. A client that never heard of
+    /// its order can repeat the request for so long; later the key is a new one and makes a new order
+    #[arg(long, env = "IDEMPOTENCY_RETENTION", default_value = "7d", value_parser = duration)]
+    idempotency_retention: Duration,
     #[command(flatten)]
     service: ServiceArgs,
 }
@@ -62,6 +69,11 @@ pub async fn run(args: RunArgs) -> anyhow::Result<()> {
         // Orders are changed through the API alone.
         admin: |_pool| Router::new(),
         handler: |wake_up| InventoryAnswers { wake_up },
+        retention: vec![Job {
+            table: "idempotency_keys",
+            keep: args.idempotency_retention,
+            prune: |db, keep, limit| Box::pin(place_order::prune_keys(db, keep, limit)),
+        }],
     };
     shared::roles::run(orders, args.service).await
 }

@@ -15,6 +15,7 @@ use shared::outbox;
 use shared::pool::Pool;
 use shared::trace_context::TraceContext;
 use sqlx::{Connection, PgConnection};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// What a client asks for, checked.
@@ -42,13 +43,15 @@ pub async fn place_order(pool: &Pool, request: PlaceOrder) -> sqlx::Result<Place
         Order::new(Uuid::now_v7(), request.customer_id.clone(), &request.lines, envelope::now());
     let mut loan = pool.borrow().await?;
     let mut tx = loan.begin().await?;
-    if let Some(key) = &request.idempotency_key
-        && !claim_key(&mut tx, key, &request, &order).await?
-    {
-        let again = answer_again(&mut tx, key, &request).await?;
-        tx.rollback().await?;
-        loan.give_back();
-        return Ok(again);
+    if let Some(key) = &request.idempotency_key {
+        while !claim_key(&mut tx, key, &request, &order).await? {
+            // A key that was pruned between the two questions is free again.
+            if let Some(again) = answer_again(&mut tx, key, &request).await? {
+                tx.rollback().await?;
+                loan.give_back();
+                return Ok(again);
+            }
+        }
     }
     insert_order(&mut tx, &order, &request.lines).await?;
     outbox::append(&mut tx, "orders", &order_created(&order, &request), &request.trace).await?;
@@ -91,19 +94,37 @@ async fn answer_again(
     tx: &mut PgConnection,
     key: &str,
     request: &PlaceOrder,
-) -> sqlx::Result<Placed> {
+) -> sqlx::Result<Option<Placed>> {
     let first = sqlx::query!(
         r#"SELECT order_id, response, request = $2 AS "same!" FROM idempotency_keys WHERE key = $1"#,
         key,
         canonical(request)
     )
-    .fetch_one(tx)
+    .fetch_optional(tx)
     .await?;
-    if first.same {
-        Ok(Placed::Again { order_id: first.order_id, response: first.response })
-    } else {
-        Ok(Placed::KeyReused)
-    }
+    Ok(first.map(|first| {
+        if first.same {
+            Placed::Again { order_id: first.order_id, response: first.response }
+        } else {
+            Placed::KeyReused
+        }
+    }))
+}
+
+/// Forgets up to `limit` keys whose orders were placed longer than `keep` ago, oldest first. Returns
+/// how many. Whoever comes with such a key again places a new order.
+pub async fn prune_keys(db: &mut PgConnection, keep: Duration, limit: u64) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "DELETE FROM idempotency_keys WHERE ctid = ANY (ARRAY(
+             SELECT ctid FROM idempotency_keys
+             WHERE created_at < now() - make_interval(secs => $1)
+             ORDER BY created_at LIMIT $2))",
+        keep.as_secs_f64(),
+        i64::try_from(limit).unwrap_or(i64::MAX)
+    )
+    .execute(db)
+    .await?;
+    Ok(done.rows_affected())
 }
 
 async fn insert_order(tx: &mut PgConnection, order: &Order, lines: &Lines) -> sqlx::Result<()> {

@@ -1,43 +1,21 @@
 //! Configuration: flags, each with an environment variable behind it. Every field says its unit and
 //! what it is for; the defaults are safe to run with. What has no safe default (addresses, secrets)
-//! has none.
+//! has none. Values that are each all right and do not work together are refused at start
+//! (`config/checks.rs`).
 //!
 //! Values that carry a password are never printed: no `Debug`, and `--help` hides them.
 
+mod checks;
+mod values;
+
+pub use values::{Delay, Ordering, duration};
+
 use crate::backoff::Backoff;
 use crate::retry::Budget;
-use crate::topology::NATIVE_DELIVERY_LIMIT;
 use clap::{Args, ValueEnum};
-use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
-use std::str::FromStr;
 use std::time::Duration;
-
-/// A duration. Nothing here means anything at zero: a wait of zero is a hot loop, a bound of zero
-/// forbids everything.
-fn duration(text: &str) -> Result<Duration, String> {
-    let duration = humantime::parse_duration(text)
-        .map_err(|error| format!("{error}; write 300ms, 5s, 5m or 7d"))?;
-    if duration.is_zero() { Err("must be longer than 0".into()) } else { Ok(duration) }
-}
-
-/// A duration that RabbitMQ takes as a message-ttl: whole milliseconds, fewer than 2^32 of them.
-fn ttl(text: &str) -> Result<Duration, String> {
-    let duration = duration(text)?;
-    let whole_millis = duration.subsec_nanos().is_multiple_of(1_000_000);
-    if whole_millis && duration.as_millis() <= u128::from(u32::MAX) {
-        Ok(duration)
-    } else {
-        Err("must be whole milliseconds, and at most 49 days".into())
-    }
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
-        _ => Err("a share is a number from 0 to 1".into()),
-    }
-}
+use values::{share, ttl};
 
 /// Where PostgreSQL is.
 #[derive(Args, Clone)]
@@ -46,7 +24,7 @@ pub struct DatabaseArgs {
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     pub database_url: String,
     /// Most connections in the pool that HTTP handlers and consumers share. The relay has one more
-    /// of its own
+    /// of its own, and so has retention while it prunes
     #[arg(long, env = "DATABASE_POOL_SIZE", default_value = "12")]
     pub database_pool_size: NonZeroU32,
     /// How long a request or a message waits for a connection before it fails as "try again later"
@@ -142,39 +120,7 @@ impl ConsumerArgs {
             backend: topology.retry_backend,
         }
     }
-
-    /// Checks what no field can alone: that a failing message's budget fits into what the broker
-    /// bears.
-    ///
-    /// # Errors
-    /// When it does not; says by how much.
-    pub fn check(&self, topology: &TopologyArgs) -> anyhow::Result<()> {
-        let budget = self.budget(topology);
-        let most = budget.most_retries();
-        anyhow::ensure!(
-            topology.retry_backend == RetryBackend::Buckets
-                || u64::from(most) <= NATIVE_DELIVERY_LIMIT / 2,
-            "with --retry-backend native a message may be retried {most} times, and more than {} are \
-             too close to the queue's delivery limit: make --retry-delays longer, or \
-             --retry-not-yet-deadline or --retry-attempts-transient less",
-            NATIVE_DELIVERY_LIMIT / 2
-        );
-        let in_place: Duration = (1..self.budget.retry_attempts_transient.get())
-            .map(|attempt| budget.steady_delay(attempt) + self.consumer_handle_timeout)
-            .sum();
-        anyhow::ensure!(
-            topology.ordering == Ordering::Gate || in_place < LONGEST_UNACKED,
-            "in a shard a message waits in place for up to {in_place:?}, and the broker takes one away \
-             that is unacked for 30 minutes: make --retry-delays shorter, or \
-             --retry-attempts-transient less"
-        );
-        Ok(())
-    }
 }
-
-/// RabbitMQ's consumer_timeout is 30 minutes by default; this leaves some to spare:
-/// <https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout>.
-const LONGEST_UNACKED: Duration = Duration::from_secs(25 * 60);
 
 /// How long a failing message is worth trying: see [`crate::retry`].
 #[derive(Args, Clone)]
@@ -222,26 +168,9 @@ pub struct RelayArgs {
     /// The longest wait of a refused row
     #[arg(long, env = "RELAY_ROW_BACKOFF_MAX", default_value = "5m", value_parser = duration)]
     pub relay_row_backoff_max: Duration,
-    /// How long published rows are kept for people to look at
-    #[arg(long, env = "OUTBOX_RETENTION", default_value = "7d", value_parser = duration)]
-    pub outbox_retention: Duration,
 }
 
 impl RelayArgs {
-    /// Checks what no field can alone: that a healthy relay is never silent for its whole lease.
-    ///
-    /// # Errors
-    /// When polls or confirms may take longer.
-    pub fn check(&self, confirm: &ConfirmArgs) -> anyhow::Result<()> {
-        let silent = self.relay_poll.max(self.relay_standby_poll).max(confirm.confirm_timeout);
-        anyhow::ensure!(
-            silent < self.relay_lease,
-            "--relay-lease must be longer than --relay-poll, --relay-standby-poll and \
-             --confirm-timeout: a relay is silent for as long as the longest of them, {silent:?}"
-        );
-        Ok(())
-    }
-
     /// The wait of a refused row.
     #[must_use]
     pub fn row_backoff(&self) -> Backoff {
@@ -255,6 +184,24 @@ pub struct ConfirmArgs {
     /// How long a publish waits for the broker's word before the channel is given up
     #[arg(long, env = "CONFIRM_TIMEOUT", default_value = "5s", value_parser = duration)]
     pub confirm_timeout: Duration,
+}
+
+/// How long what is dealt with is remembered: see [`crate::retention`].
+#[derive(Args, Clone)]
+pub struct RetentionArgs {
+    /// How often what is too old is looked for
+    #[arg(long, env = "RETENTION_INTERVAL", default_value = "1m", value_parser = duration)]
+    pub retention_interval: Duration,
+    /// How long published events stay in the outbox, for people to look at
+    #[arg(long, env = "OUTBOX_RETENTION", default_value = "7d", value_parser = duration)]
+    pub outbox_retention: Duration,
+    /// How long the inbox remembers a message: at least as long as the message can come back, which
+    /// is RETRY_MAX_AGE + PARKING_RETENTION + REDRIVE_HORIZON
+    #[arg(long, env = "INBOX_RETENTION", default_value = "30d", value_parser = duration)]
+    pub inbox_retention: Duration,
+    /// For how long after it was parked again a message may still be redriven
+    #[arg(long, env = "REDRIVE_HORIZON", default_value = "14d", value_parser = duration)]
+    pub redrive_horizon: Duration,
 }
 
 /// The operations port: health, metrics, and what only an operator may do.
@@ -323,92 +270,4 @@ pub enum RetryBackend {
     Buckets,
     /// In the queue that they came from, RabbitMQ 4.3 and later.
     Native,
-}
-
-/// What keeps the events of one aggregate in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ordering {
-    /// Their versions alone.
-    Gate,
-    /// So many queues with a single active consumer each.
-    Shards(NonZeroU16),
-}
-
-impl FromStr for Ordering {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        const MOST: u16 = 128;
-        if text == "gate" {
-            return Ok(Self::Gate);
-        }
-        let shards = text.strip_prefix("shards=").and_then(|number| number.parse().ok());
-        let shards = shards.filter(|shards: &NonZeroU16| shards.get() <= MOST);
-        shards
-            .map(Self::Shards)
-            .ok_or_else(|| format!("write gate, or shards=N with N from 1 to {MOST}"))
-    }
-}
-
-impl fmt::Display for Ordering {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gate => f.write_str("gate"),
-            Self::Shards(shards) => write!(f, "shards={shards}"),
-        }
-    }
-}
-
-/// A retry delay. Its text is part of a queue's name: `5s`, `30s`, `5m`, `300ms`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delay(Duration);
-
-impl Delay {
-    /// How long.
-    #[must_use]
-    pub fn duration(self) -> Duration {
-        self.0
-    }
-
-    /// So many times as long, and at most as long as `most`.
-    #[must_use]
-    pub fn grown(self, times: u32, most: Self) -> Self {
-        Self(self.0.saturating_mul(times.max(1)).min(most.0))
-    }
-
-    /// How long, as a policy says it: whole milliseconds.
-    #[must_use]
-    pub fn millis(self) -> u64 {
-        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
-    }
-}
-
-impl FromStr for Delay {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        ttl(text.trim()).map(Self)
-    }
-}
-
-impl fmt::Display for Delay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&humantime::format_duration(self.0).to_string().replace(' ', ""))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_delay_is_written_as_it_is_read() {
-        for text in ["5s", "30s", "5m", "300ms", "1m30s"] {
-            let delay: Delay = text.parse().expect("a delay");
-            assert_eq!(delay.to_string(), text);
-        }
-        for bad in ["0s", "5", "soon", "1us", "60d", ""] {
-            assert!(bad.parse::<Delay>().is_err(), "{bad:?}");
-        }
-    }
 }

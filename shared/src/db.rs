@@ -47,19 +47,42 @@ pub fn pool(args: &DatabaseArgs) -> anyhow::Result<Pool> {
     Ok(Pool(pool))
 }
 
-/// The relay's one connection, which is also its lock.
+/// The connection of work that one process at a time does (the relay's, retention's). It is also the
+/// lock, once [`try_lock`] got it.
 ///
 /// # Errors
 /// When the database is not reached.
-pub async fn connect_relay(args: &DatabaseArgs, lease: Duration) -> anyhow::Result<PgConnection> {
+pub async fn connect_for_one(args: &DatabaseArgs, lease: Duration) -> anyhow::Result<PgConnection> {
     let options = options(args)?.options([
         ("statement_timeout", "8s".to_owned()),
-        // The relay asks for work again and again. A session that is silent for longer belongs to a
-        // frozen process or a lost host: the server ends it, which frees the advisory lock for a
-        // standby. PostgreSQL 14 and later.
+        // Such a process says something again and again. A session that is silent for longer belongs
+        // to a frozen process or a lost host: the server ends it, which frees the advisory lock for
+        // another. PostgreSQL 14 and later.
         ("idle_session_timeout", format!("{}ms", lease.as_millis())),
     ]);
     connect(&options).await
+}
+
+/// Tries to become the one process that does what `key` stands for in this database, for as long as
+/// this session lives.
+///
+/// # Errors
+/// Whatever PostgreSQL says.
+pub async fn try_lock(db: &mut PgConnection, key: i64) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(r#"SELECT pg_try_advisory_lock($1) AS "locked!""#, key).fetch_one(db).await
+}
+
+/// A statement on such a connection, within a bound: one that takes longer means that the database is
+/// in trouble, or out of reach.
+///
+/// # Errors
+/// The statement's own, or that it took too long.
+pub async fn bounded<T>(statement: impl Future<Output = sqlx::Result<T>>) -> anyhow::Result<T> {
+    const BOUND: Duration = Duration::from_secs(10);
+    tokio::time::timeout(BOUND, statement)
+        .await
+        .with_context(|| format!("the database did not answer within {BOUND:?}"))?
+        .context("the database session failed")
 }
 
 /// One plain connection, for a command.

@@ -8,6 +8,7 @@ mod server;
 
 pub use extract::{ApiJson, ApiPath, ApiQuery};
 pub use problem::{Kind, Problem, ProblemBody};
+pub(crate) use server::CLIENT_GRACE;
 pub use server::serve;
 
 use axum::error_handling::HandleErrorLayer;

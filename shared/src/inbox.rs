@@ -13,6 +13,7 @@
 use crate::envelope::{Aggregate, Envelope};
 use crate::events::is_genesis;
 use sqlx::{Connection, PgConnection};
+use std::time::Duration;
 
 /// Whether a message may take effect now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,4 +135,23 @@ async fn last_version(
     )
     .fetch_optional(tx)
     .await
+}
+
+/// Forgets up to `limit` messages that took effect longer than `keep` ago, oldest first. Returns how
+/// many. The gate still knows their versions: one that comes again is stale.
+///
+/// # Errors
+/// Whatever PostgreSQL says.
+pub async fn prune(db: &mut PgConnection, keep: Duration, limit: u64) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "DELETE FROM processed_messages WHERE ctid = ANY (ARRAY(
+             SELECT ctid FROM processed_messages
+             WHERE processed_at < now() - make_interval(secs => $1)
+             ORDER BY processed_at LIMIT $2))",
+        keep.as_secs_f64(),
+        i64::try_from(limit).unwrap_or(i64::MAX)
+    )
+    .execute(db)
+    .await?;
+    Ok(done.rows_affected())
 }

@@ -70,6 +70,7 @@ pub mod http;
 pub mod metrics;
 pub mod ops;
 pub mod pool;
+pub mod retention;
 pub mod roles;
 pub mod service;
 pub mod telemetry;

@@ -3,6 +3,7 @@
 //! Labels come from this code alone, never from a message: their number is bounded.
 
 use crate::failure::Class;
+use crate::retention::Round;
 use crate::retry::{Outcome, ParkReason};
 use anyhow::Context;
 use opentelemetry::KeyValue;
@@ -24,6 +25,8 @@ pub struct Metrics {
     retried: Counter<u64>,
     parked: Counter<u64>,
     outage: Gauge<u64>,
+    retention_rounds: Counter<u64>,
+    pruned: Counter<u64>,
 }
 
 impl Metrics {
@@ -71,6 +74,17 @@ impl Metrics {
                 .u64_gauge("consumer.outage")
                 .with_description("1 while messages are left alone because the database is away")
                 .build(),
+            retention_rounds: meter
+                .u64_counter("retention.rounds")
+                .with_description(
+                    "Looks for old rows, by what became of them. Of all replicas together, one is \
+                      done again and again, or the tables grow",
+                )
+                .build(),
+            pruned: meter
+                .u64_counter("retention.pruned")
+                .with_description("Old rows that were deleted, by table")
+                .build(),
         })
     }
 
@@ -112,5 +126,13 @@ impl Metrics {
 
     pub(crate) fn outage(&self, consumer: &'static str, on: bool) {
         self.outage.record(u64::from(on), &[KeyValue::new("consumer", consumer)]);
+    }
+
+    pub(crate) fn retention_round(&self, round: Round) {
+        self.retention_rounds.add(1, &[KeyValue::new("outcome", round.as_str())]);
+    }
+
+    pub(crate) fn pruned(&self, table: &'static str, rows: u64) {
+        self.pruned.add(rows, &[KeyValue::new("table", table)]);
     }
 }

@@ -235,18 +235,18 @@ pub async fn oldest_waiting_seconds(db: &mut PgConnection) -> sqlx::Result<Optio
     .await
 }
 
-/// Deletes up to `limit` rows that were published longer than `retention` ago. Small batches keep
-/// the locks short and the vacuum able to follow. Returns how many went.
+/// Deletes up to `limit` rows that were published longer than `keep` ago, oldest first. Returns how
+/// many went. One that is not published stays, however old.
 ///
 /// # Errors
 /// Whatever PostgreSQL says.
-pub async fn prune(db: &mut PgConnection, retention: Duration, limit: u64) -> sqlx::Result<u64> {
+pub async fn prune(db: &mut PgConnection, keep: Duration, limit: u64) -> sqlx::Result<u64> {
     let done = sqlx::query!(
-        "DELETE FROM outbox WHERE seq IN (
-             SELECT seq FROM outbox
+        "DELETE FROM outbox WHERE ctid = ANY (ARRAY(
+             SELECT ctid FROM outbox
              WHERE published_at < now() - make_interval(secs => $1)
-             ORDER BY published_at LIMIT $2)",
-        retention.as_secs_f64(),
+             ORDER BY published_at LIMIT $2))",
+        keep.as_secs_f64(),
         i64::try_from(limit).unwrap_or(i64::MAX)
     )
     .execute(db)

@@ -27,24 +27,18 @@ use crate::connection::{self, BLOCKED, Connector, wait_unblocked};
 use crate::db;
 use crate::health::Part;
 use crate::metrics::Metrics;
-use crate::outbox;
 use crate::publisher::Publisher;
 use crate::topology::declare_topic;
-use anyhow::Context;
 use sqlx::{Connection as _, PgConnection};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 /// The advisory lock's key: any number, as long as all relays agree. Locks are per database.
 const LOCK_KEY: i64 = 0x6f75_7462_6f78;
-/// A statement of the relay that takes longer means that the database is in trouble.
-const DATABASE_TIMEOUT: Duration = Duration::from_secs(10);
-const PRUNE_EVERY: Duration = Duration::from_secs(60);
-const PRUNE_BATCH: u64 = 1000;
 
 /// Rings when a transaction has committed outbox rows. A hint that saves the wait for the next
 /// poll, nothing more: the table is the truth.
@@ -95,7 +89,7 @@ impl Relay {
         one_by_one: &AtomicBool,
         shutdown: &CancellationToken,
     ) -> anyhow::Result<()> {
-        let mut db = db::connect_relay(&self.database, self.args.relay_lease).await?;
+        let mut db = db::connect_for_one(&self.database, self.args.relay_lease).await?;
         if !self.wait_for_the_lock(&mut db, shutdown).await? {
             return Ok(());
         }
@@ -112,13 +106,8 @@ impl Relay {
         };
         info!("relay is active");
 
-        let mut last_prune = Instant::now();
         while !shutdown.is_cancelled() {
             anyhow::ensure!(broker.status().connected(), "the broker closed the connection");
-            // A full batch says that there is more: the next turn goes on with it.
-            if last_prune.elapsed() > PRUNE_EVERY && self.prune(&mut db).await? < PRUNE_BATCH {
-                last_prune = Instant::now();
-            }
             let relayed = step.relay_once(&mut db).await;
             let suspicious =
                 relayed.as_ref().err().is_some_and(|trouble| step.suspects_a_row(trouble));
@@ -159,7 +148,7 @@ impl Relay {
         }
         connection::close(&broker).await;
         // The lock goes with the session; an orderly goodbye frees it at once for a standby.
-        within_database_bound(db.close()).await
+        db::bounded(db.close()).await
     }
 
     async fn wait_for_the_lock(
@@ -168,7 +157,7 @@ impl Relay {
         shutdown: &CancellationToken,
     ) -> anyhow::Result<bool> {
         loop {
-            if within_database_bound(try_lock(db)).await? {
+            if db::bounded(db::try_lock(db, LOCK_KEY)).await? {
                 return Ok(true);
             }
             // A standby is a healthy relay: somebody else does the work.
@@ -179,42 +168,13 @@ impl Relay {
             }
         }
     }
-
-    async fn prune(&self, db: &mut PgConnection) -> anyhow::Result<u64> {
-        let pruned =
-            within_database_bound(outbox::prune(db, self.args.outbox_retention, PRUNE_BATCH))
-                .await?;
-        if pruned > 0 {
-            info!(rows = pruned, "pruned published outbox rows");
-        }
-        Ok(pruned)
-    }
-}
-
-/// Tries to become the one active relay of this database, for as long as this session lives.
-///
-/// # Errors
-/// Whatever PostgreSQL says.
-pub async fn try_lock(db: &mut PgConnection) -> sqlx::Result<bool> {
-    sqlx::query_scalar!(r#"SELECT pg_try_advisory_lock($1) AS "locked!""#, LOCK_KEY)
-        .fetch_one(db)
-        .await
 }
 
 /// Speaks to the database while there is nothing to say: silence would cost the lead. Ends with the
 /// session's failure.
 async fn keep_the_lead(db: &mut PgConnection) -> anyhow::Result<()> {
     loop {
-        within_database_bound(db.ping()).await?;
+        db::bounded(db.ping()).await?;
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-}
-
-async fn within_database_bound<T>(
-    statement: impl Future<Output = sqlx::Result<T>>,
-) -> anyhow::Result<T> {
-    tokio::time::timeout(DATABASE_TIMEOUT, statement)
-        .await
-        .with_context(|| format!("the database did not answer within {DATABASE_TIMEOUT:?}"))?
-        .context("the relay's database session failed")
 }

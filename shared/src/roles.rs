@@ -1,11 +1,12 @@
 //! The roles of a service, put together: API, relay, consumer, and the operations port beside them.
 //!
 //! The order is that of readiness: operations first, so that health can be asked from the first
-//! moment; then the schema, waiting for the database if need be; then the roles that were asked for.
+//! moment; then the schema, waiting for the database if need be; then retention, which every process
+//! runs, and the roles that were asked for.
 
 use crate::config::{
     BrokerArgs, ConfirmArgs, ConsumerArgs, DatabaseArgs, ManagementArgs, OpsArgs, ProcessArgs,
-    RelayArgs, Role, TopologyArgs,
+    RelayArgs, RetentionArgs, Role, TopologyArgs,
 };
 use crate::consumer::{Consumer, Handler};
 use crate::db;
@@ -16,6 +17,7 @@ use crate::parking::api::Operations;
 use crate::parking::run::Parking;
 use crate::pool::Pool;
 use crate::relay::{Relay, WakeUp};
+use crate::retention::{Job, Retention};
 use crate::service::Service;
 use crate::topology::{Names, Topology};
 use axum::Router;
@@ -44,6 +46,8 @@ pub struct ServiceArgs {
     #[command(flatten)]
     pub confirm: ConfirmArgs,
     #[command(flatten)]
+    pub retention: RetentionArgs,
+    #[command(flatten)]
     pub ops: OpsArgs,
 }
 
@@ -63,6 +67,8 @@ pub struct Blueprint<H> {
     pub admin: fn(Pool) -> Router,
     /// What it does with messages.
     pub handler: fn(WakeUp) -> H,
+    /// What it prunes, beside what both services do.
+    pub retention: Vec<Job>,
 }
 
 /// Runs the configured roles until SIGTERM.
@@ -71,10 +77,9 @@ pub struct Blueprint<H> {
 /// When the configuration cannot be used, an address cannot be had, a migration cannot be applied,
 /// or a part fails in a way that no reconnecting mends.
 pub async fn run<H: Handler>(blueprint: Blueprint<H>, args: ServiceArgs) -> anyhow::Result<()> {
+    args.check()?;
     let names = blueprint.names;
     let topology = Topology::new(names, args.topology)?;
-    args.relay.check(&args.confirm)?;
-    args.consumer.check(&topology.args)?;
     let pool = db::pool(&args.database)?;
     let management = Management::new(&args.management.management_url, &args.broker.amqp_url)?;
     let mut service = Service::new(args.process.clone())?;
@@ -97,6 +102,11 @@ pub async fn run<H: Handler>(blueprint: Blueprint<H>, args: ServiceArgs) -> anyh
     if !db::migrate_when_reached(&args.database, migrations, &schema, &service.shutdown).await? {
         return service.wait().await;
     }
+
+    let database = args.database.clone();
+    let metrics = service.metrics.clone();
+    let retention = Retention::new(database, &args.retention, blueprint.retention, metrics);
+    service.spawn("retention", retention.run(service.shutdown.clone()));
 
     let runs = |role| args.process.roles.contains(&role);
     if runs(Role::Http) {

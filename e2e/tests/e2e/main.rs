@@ -12,18 +12,21 @@ mod reserving;
 mod broker_trouble;
 mod classes;
 mod duplicates;
+mod forgotten;
 mod nowhere_to_go;
 mod ordering;
 mod outages;
 mod outbox_rows;
 mod parking;
 mod relays;
+mod retention;
 mod retrying;
 
 // Its edges.
 mod draining;
 mod http_edge;
 mod lifecycle;
+mod stopping;
 mod topology;
 mod written_contract;
 

@@ -291,21 +291,3 @@ async fn a_low_seq_that_commits_late_is_published() -> Result<()> {
     assert_eq!(order, ["late", "early"], "the test must have made the late row the lower one");
     Ok(())
 }
-
-#[tokio::test]
-async fn published_rows_are_pruned_after_their_retention_and_no_others() -> Result<()> {
-    let mut outbox = Outbox::set_up("prune", "orders-service", &[]).await?;
-    for id in ["old", "young", "unpublished"] {
-        outbox.append(id, "orders", "order.created").await?;
-    }
-    let query = "UPDATE outbox SET published_at = now() - $2::interval WHERE id = $1";
-    for (id, age) in [("old", "2 hours"), ("young", "1 minute")] {
-        sqlx::query(query).bind(id).bind(age).execute(&mut outbox.db).await?;
-    }
-    let hour = Duration::from_secs(3600);
-    assert_eq!(shared::outbox::prune(&mut outbox.db, hour, 1000).await?, 1);
-    let left: Vec<String> =
-        sqlx::query_scalar("SELECT id FROM outbox ORDER BY seq").fetch_all(&mut outbox.db).await?;
-    assert_eq!(left, ["young", "unpublished"]);
-    Ok(())
-}

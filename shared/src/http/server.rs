@@ -37,7 +37,7 @@ use tracing::debug;
 /// cross on the way.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(75);
 /// The same after SIGTERM.
-pub(super) const CLIENT_GRACE: Duration = Duration::from_secs(1);
+pub(crate) const CLIENT_GRACE: Duration = Duration::from_secs(1);
 
 /// Serves until `shutdown`, and then until the last connection is closed.
 pub async fn serve(mut listener: TcpListener, router: Router, shutdown: CancellationToken) {

@@ -1,7 +1,7 @@
 //! The relay's step: one batch, from claim to mark.
 
-use super::within_database_bound;
 use crate::config::RelayArgs;
+use crate::db::bounded;
 use crate::envelope::Envelope;
 use crate::fault::{self, Point};
 use crate::metrics::Metrics;
@@ -46,7 +46,7 @@ impl Step {
     /// sent again.
     pub async fn relay_once(&mut self, db: &mut PgConnection) -> anyhow::Result<Progress> {
         let limit = if self.one_by_one { 1 } else { i64::from(self.args.relay_batch.get()) };
-        let rows = within_database_bound(outbox::due(db, limit)).await?;
+        let rows = bounded(outbox::due(db, limit)).await?;
         if rows.is_empty() {
             self.one_by_one = false;
             return Ok(Progress::default());
@@ -72,7 +72,7 @@ impl Step {
                 // The batch was this one row, and this row is what the broker will not have.
                 if let Some(row) = batched.first() {
                     let refusal = self.refuse(row, format!("the broker refused it: {trouble}"));
-                    within_database_bound(outbox::mark_refused(db, &[refusal])).await?;
+                    bounded(outbox::mark_refused(db, &[refusal])).await?;
                 }
                 return Err(trouble).context("publishing");
             }
@@ -91,11 +91,11 @@ impl Step {
             }
         }
         if !published.is_empty() {
-            within_database_bound(outbox::mark_published(db, &published)).await?;
+            bounded(outbox::mark_published(db, &published)).await?;
             self.metrics.published(published.len(), began.elapsed());
         }
         if !refused.is_empty() {
-            within_database_bound(outbox::mark_refused(db, &refused)).await?;
+            bounded(outbox::mark_refused(db, &refused)).await?;
         }
         fault::point(Point::RelayAfterMark);
         Ok(Progress { published: published.len(), refused: refused.len() })
