@@ -221,7 +221,8 @@ pub struct ProcessArgs {
     /// Which parts of the service this process runs, so that they scale apart
     #[arg(long, env = "ROLES", default_value = "http,relay,consumer", value_delimiter = ',')]
     pub roles: Vec<Role>,
-    /// After SIGTERM: how long what is in hand may take to finish
+    /// After SIGTERM: how long what is in hand may take to finish. Longer than one message, one request
+    /// or connecting to the broker may take
     #[arg(long, env = "SHUTDOWN_DEADLINE", default_value = "25s", value_parser = duration)]
     pub shutdown_deadline: Duration,
 }

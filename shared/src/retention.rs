@@ -23,7 +23,7 @@
 //!
 //! A crash ends the session, and with it the lock; a batch that had not been committed is rolled
 //! back, and is the next round's. A process that freezes is silent, and loses its session, and the
-//! lock, to the server after [`LEASE`]. Two that prune at once would do no harm: both delete the same
+//! lock, to the server after 30 s. Two that prune at once would do no harm: both delete the same
 //! rows.
 
 use crate::config::{DatabaseArgs, RetentionArgs};
