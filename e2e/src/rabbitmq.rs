@@ -112,6 +112,12 @@ impl RabbitMq {
         self.request(Method::PUT, &format!("permissions/{vhost}/guest"), all).await
     }
 
+    /// Deletes a vhost with everything in it.
+    pub async fn delete_vhost(&self, name: &str) -> Result<()> {
+        let vhost = percent_encode(name);
+        self.request(Method::DELETE, &format!("vhosts/{vhost}"), json!({})).await
+    }
+
     /// Kills the node and its helpers without warning; returns when they are gone.
     pub fn sigkill(&self) -> Result<()> {
         self.server().sigkill()

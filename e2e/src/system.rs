@@ -185,6 +185,14 @@ impl System {
         self.inventory()?.wait_ready().await
     }
 
+    /// The name of the system's virtual host.
+    ///
+    /// # Errors
+    /// When there is none in the URL.
+    pub fn vhost(&self) -> Result<&str> {
+        self.amqp_url.rsplit('/').next().context("no virtual host in the URL")
+    }
+
     /// Connects the test's own hand anew, after the broker was away.
     ///
     /// # Errors

@@ -1,16 +1,17 @@
 //! Commands that both services have beside `run`.
 
+use crate::backoff::Backoff;
 use crate::config::{BrokerArgs, DatabaseArgs, ManagementArgs, TopologyArgs};
 use crate::connection::{self, Connector};
 use crate::management::{IN_FORCE, Management};
 use crate::parking::command::ParkingCommand;
-use crate::policies::{BrokerVersion, policies, require_none};
+use crate::policies::{BrokerVersion, Policy, TooOld, policies, require_none};
 use crate::topology::{Names, Topology};
 use crate::{db, outbox};
-use anyhow::Context;
 use clap::{Args, Subcommand};
 use sqlx::migrate::Migrator;
 use std::ffi::OsString;
+use tracing::warn;
 
 /// What both services can do beside `run`.
 #[derive(Subcommand)]
@@ -87,14 +88,10 @@ impl TopologyCommand {
                 let topology = Topology::new(names, target.topology)?;
                 let management =
                     Management::new(&target.management.management_url, &target.broker.amqp_url)?;
-                // Policies first: a queue that exists without its policy can swallow a message.
-                for policy in management.apply(&topology).await? {
+                let broker = Connector::new(target.broker, "topology apply");
+                for policy in apply_patiently(&topology, &management, &broker).await? {
                     println!("policy {}", policy.queue.name);
                 }
-                let connection = Connector::new(target.broker, "topology apply").connect().await?;
-                let channel = connection.create_channel().await?;
-                topology.declare(&channel).await.context("cannot declare the topology")?;
-                connection::close(&connection).await;
                 require_none(&management.wait_in_force(&topology, IN_FORCE, |_| {}).await?)?;
                 print!("{topology}");
             }
@@ -111,6 +108,38 @@ impl TopologyCommand {
             }
         }
         Ok(())
+    }
+}
+
+/// Policies first: a queue that exists without its policy can swallow a message. A broker that has just
+/// started, or is under load, may fail to form a quorum queue (541) or answer late; all of it can be
+/// said again, so a job that everything waits for does not give up at once.
+async fn apply_patiently(
+    topology: &Topology,
+    management: &Management,
+    broker: &Connector,
+) -> anyhow::Result<Vec<Policy>> {
+    const ATTEMPTS: u32 = 4;
+    let apply = async || {
+        let policies = management.apply(topology).await?;
+        let connection = broker.connect().await?;
+        let declared = connection::bounded("declaring the topology", async {
+            topology.declare(&connection.create_channel().await?).await
+        });
+        let declared = declared.await;
+        connection::close(&connection).await;
+        declared.map(|()| policies)
+    };
+    let mut failures = 0;
+    loop {
+        match apply().await {
+            Err(error) if failures + 1 < ATTEMPTS && !error.is::<TooOld>() => {
+                failures += 1;
+                warn!(error = format!("{error:#}"), failures, "topology cannot be applied yet");
+                tokio::time::sleep(Backoff::RECONNECT.jittered(failures)).await;
+            }
+            applied => return applied,
+        }
     }
 }
 

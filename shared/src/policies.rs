@@ -83,18 +83,23 @@ impl fmt::Display for Mismatch {
     }
 }
 
+/// The broker does not know what is configured, and will not before it is upgraded.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "--retry-backend native needs RabbitMQ 4.3 or newer, and this broker is {0}: use --retry-backend \
+     buckets"
+)]
+pub struct TooOld(BrokerVersion);
+
 /// The policies of a topology, as far as a broker of this version knows them.
 ///
 /// # Errors
 /// When the broker is too old for what is configured.
-pub fn policies(topology: &Topology, broker: BrokerVersion) -> anyhow::Result<Vec<Policy>> {
+pub fn policies(topology: &Topology, broker: BrokerVersion) -> Result<Vec<Policy>, TooOld> {
     let native = topology.args.retry_backend == RetryBackend::Native;
-    anyhow::ensure!(
-        !native || broker >= BrokerVersion::NATIVE_RETRY,
-        "--retry-backend native needs RabbitMQ {} or newer, and this broker is {broker}: use \
-         --retry-backend buckets",
-        BrokerVersion::NATIVE_RETRY
-    );
+    if native && broker < BrokerVersion::NATIVE_RETRY {
+        return Err(TooOld(broker));
+    }
     let policies = topology.queues().into_iter().map(|queue| {
         let definition = match definition(topology, &queue.name, broker) {
             Value::Object(definition) => definition,

@@ -27,7 +27,7 @@ async fn system() -> Result<System> {
 /// Waits until the queue has its consumers again: four workers, each with its window. By the node's own
 /// account: statistics lag.
 async fn wait_consumers(system: &System) -> Result<()> {
-    let vhost = system.orders_env["AMQP_URL"].rsplit('/').next().context("a vhost")?;
+    let vhost = system.vhost()?;
     let list = ["list_consumers", "-q", "--no-table-headers", "-p", vhost];
     let list = [&list[..], &["queue_name", "prefetch_count"]].concat();
     until("the consumers to be what they were", async || {

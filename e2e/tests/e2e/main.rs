@@ -1,6 +1,7 @@
 //! The guarantees, each a test by that name, against real servers and real processes. Each test of
 //! the whole system ends with the oracle ([`e2e::oracle`]).
 
+mod modes;
 mod support;
 
 // The path of an order.

@@ -1,6 +1,7 @@
 //! The order of an aggregate's events, end to end: by the version gate and by shards, and wherever a
 //! failed message waits. What is promised is the same each way; the tests are too.
 
+use crate::modes::{Mode, tests_in};
 use crate::support::{logged, order_event, publish};
 use anyhow::Result;
 use e2e::oracle::Expect;
@@ -9,68 +10,19 @@ use e2e::system::{Options, System};
 use e2e::wait::{until, until_true};
 use serde_json::{Value, json};
 
-/// One way to run the consumers.
-#[derive(Clone, Copy)]
-struct Mode {
-    ordering: &'static str,
-    backend: &'static str,
-}
-
-/// Each test of this file over each mode. Where the broker is too old for one, the test shows that
-/// this is said.
-macro_rules! in_every_mode {
-    ($($(#[$attributes:meta])* $name:ident),* $(,)?) => {
-        in_every_mode!(@ gate, "gate", "buckets", $($name),*);
-        in_every_mode!(@ shards, "shards=3", "buckets", $($name),*);
-        in_every_mode!(@ gate_with_native_retries, "gate", "native", $($name),*);
-        in_every_mode!(@ shards_with_native_retries, "shards=3", "native", $($name),*);
-    };
-    (@ $mode:ident, $ordering:literal, $backend:literal, $($name:ident),*) => {
-        mod $mode {
-            $(#[tokio::test]
-            async fn $name() -> anyhow::Result<()> {
-                super::$name(super::Mode { ordering: $ordering, backend: $backend }).await
-            })*
-        }
-    };
-}
-
-in_every_mode!(
-    a_later_event_waits_for_an_earlier_one_and_both_apply_in_order,
-    while_the_first_event_fails_the_second_waits_and_both_apply_in_order,
-    stale_and_duplicate_events_are_acked_without_effect,
-    a_gap_that_never_closes_is_parked_at_its_deadline_and_named_so,
-    a_parked_first_event_holds_up_its_own_aggregate_alone_and_redriven_all_apply_in_order,
+tests_in!(
+    gate("gate", "buckets"),
+    shards("shards=3", "buckets"),
+    gate_with_native_retries("gate", "native"),
+    shards_with_native_retries("shards=3", "native");
+    {
+        a_later_event_waits_for_an_earlier_one_and_both_apply_in_order,
+        while_the_first_event_fails_the_second_waits_and_both_apply_in_order,
+        stale_and_duplicate_events_are_acked_without_effect,
+        a_gap_that_never_closes_is_parked_at_its_deadline_and_named_so,
+        a_parked_first_event_holds_up_its_own_aggregate_alone_and_redriven_all_apply_in_order,
+    }
 );
-
-impl Mode {
-    /// A system that runs so; none, where the broker cannot, and that is said.
-    async fn start(self, more: &[(&'static str, &'static str)]) -> Result<Option<System>> {
-        let mut env = vec![("ORDERING", self.ordering), ("RETRY_BACKEND", self.backend)];
-        if self.backend == "native" {
-            // 0.3, 0.6, 0.9 s and so on, of which the delivery limit allows so many.
-            env.push(("RETRY_NOT_YET_DEADLINE", "10s"));
-        }
-        env.extend(more);
-        let servers = e2e::servers::Servers::shared().await?;
-        if self.backend == "native" && servers.rabbitmq.version().await? < (4, 3) {
-            let system = System::start(Options { stopped: true, ..Options::default() }).await?;
-            let mut inventory_env = system.inventory_env.clone();
-            inventory_env.extend(env.iter().map(|(name, value)| ((*name).into(), (*value).into())));
-            let apply = ["topology", "apply"];
-            let refused = Service::command("inventory-service", &apply, &inventory_env).await?;
-            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-            assert!(!refused.status.success());
-            assert!(said.contains("native needs RabbitMQ 4.3 or newer"), "{said}");
-            return Ok(None);
-        }
-        Ok(Some(System::start(Options { env, ..Options::default() }).await?))
-    }
-
-    fn in_shards(self) -> bool {
-        self.ordering != "gate"
-    }
-}
 
 /// The event of an order that orders-service never had.
 fn event(order: &str, version: i64, event_type: &str) -> Value {
@@ -109,7 +61,7 @@ async fn finish(system: System, injected: &[&str]) -> Result<()> {
 }
 
 async fn a_later_event_waits_for_an_earlier_one_and_both_apply_in_order(mode: Mode) -> Result<()> {
-    let Some(system) = mode.start(&[]).await? else { return Ok(()) };
+    let Some(system) = mode.start(Options::default()).await? else { return Ok(()) };
     publish(&system, &event("o", 2, "order.cancelled")).await?;
     until_true("the gap to be noticed", async || Ok(!retries(&system, "not_yet")?.is_empty()))
         .await?;
@@ -140,7 +92,10 @@ async fn while_the_first_event_fails_the_second_waits_and_both_apply_in_order(
     mode: Mode,
 ) -> Result<()> {
     let more = [("RETRY_ATTEMPTS_TRANSIENT", "20")];
-    let Some(system) = mode.start(&more).await? else { return Ok(()) };
+    let Some(system) = mode.start(Options { env: more.to_vec(), ..Options::default() }).await?
+    else {
+        return Ok(());
+    };
     sabotage(&system, "40001").await?;
     publish(&system, &event("o", 1, "order.created")).await?;
     until_true("the first event to fail", async || Ok(!retries(&system, "transient")?.is_empty()))
@@ -168,7 +123,7 @@ async fn while_the_first_event_fails_the_second_waits_and_both_apply_in_order(
 }
 
 async fn stale_and_duplicate_events_are_acked_without_effect(mode: Mode) -> Result<()> {
-    let Some(system) = mode.start(&[]).await? else { return Ok(()) };
+    let Some(system) = mode.start(Options::default()).await? else { return Ok(()) };
     system.set_stock("a", 10).await?;
     publish(&system, &event("o", 7, "order.created")).await?;
     system.wait_inbox("o-v7").await?;
@@ -193,7 +148,10 @@ async fn stale_and_duplicate_events_are_acked_without_effect(mode: Mode) -> Resu
 
 async fn a_gap_that_never_closes_is_parked_at_its_deadline_and_named_so(mode: Mode) -> Result<()> {
     let more = [("RETRY_NOT_YET_DEADLINE", "1s")];
-    let Some(system) = mode.start(&more).await? else { return Ok(()) };
+    let Some(system) = mode.start(Options { env: more.to_vec(), ..Options::default() }).await?
+    else {
+        return Ok(());
+    };
     publish(&system, &event("o", 2, "order.cancelled")).await?;
     let parked = system.take_parked("inventory.orders").await?;
     assert_eq!(parked.message_id, "o-v2");
@@ -207,7 +165,10 @@ async fn a_parked_first_event_holds_up_its_own_aggregate_alone_and_redriven_all_
     mode: Mode,
 ) -> Result<()> {
     let more = [("RETRY_NOT_YET_DEADLINE", "1s")];
-    let Some(system) = mode.start(&more).await? else { return Ok(()) };
+    let Some(system) = mode.start(Options { env: more.to_vec(), ..Options::default() }).await?
+    else {
+        return Ok(());
+    };
     sabotage(&system, "23514").await?;
     publish(&system, &event("o", 1, "order.created")).await?;
     until_true("the first event to be parked", async || {

@@ -1,5 +1,6 @@
 //! Hops 7 and 8: what is retried, how often, and what is parked at once.
 
+use crate::modes::{Mode, tests_in};
 use crate::support::{logged, order_event, with_id};
 use anyhow::Result;
 use e2e::broker::Seen;
@@ -9,6 +10,19 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 use serde_json::{Value, json};
 
+tests_in!(
+    buckets("gate", "buckets"),
+    native("gate", "native");
+    {
+        malformed_json_is_parked_at_once_with_its_metadata,
+        whatever_breaks_the_contract_is_parked_at_once_and_named,
+        a_database_outage_walks_the_retry_delays_and_is_survived_without_a_hot_loop,
+        an_outage_longer_than_the_budget_parks_the_message_and_publishing_it_again_settles_it,
+        a_crash_between_the_parking_copy_and_the_ack_parks_two_copies_and_loses_none,
+        a_parking_that_takes_nothing_leaves_the_message_with_its_queue_until_it_does,
+    }
+);
+
 fn retries(system: &System) -> Vec<Value> {
     system
         .inventory
@@ -16,9 +30,8 @@ fn retries(system: &System) -> Vec<Value> {
         .map_or_else(Vec::new, |inventory| logged(&inventory.child, "message will be retried"))
 }
 
-#[tokio::test]
-async fn malformed_json_is_parked_at_once_with_its_metadata() -> Result<()> {
-    let system = System::start(Options::default()).await?;
+async fn malformed_json_is_parked_at_once_with_its_metadata(mode: Mode) -> Result<()> {
+    let Some(system) = mode.start(Options::default()).await? else { return Ok(()) };
     let mut headers = FieldTable::default();
     headers.insert("traceparent".into(), AMQPValue::LongString("00-aa-bb-01".into()));
     let properties = with_id("broken-1")
@@ -51,9 +64,8 @@ async fn malformed_json_is_parked_at_once_with_its_metadata() -> Result<()> {
     system.finish().await
 }
 
-#[tokio::test]
-async fn whatever_breaks_the_contract_is_parked_at_once_and_named() -> Result<()> {
-    let system = System::start(Options::default()).await?;
+async fn whatever_breaks_the_contract_is_parked_at_once_and_named(mode: Mode) -> Result<()> {
+    let Some(system) = mode.start(Options::default()).await? else { return Ok(()) };
     let good = order_event("id", "order.created", 3, json!({"lines": [{"sku": "a", "count": 1}]}));
     let event = |pointer: &str, value: Value| {
         let mut event = good.clone();
@@ -90,15 +102,19 @@ async fn whatever_breaks_the_contract_is_parked_at_once_and_named() -> Result<()
     system.finish().await
 }
 
-#[tokio::test]
-async fn a_database_outage_walks_the_retry_queues_and_is_survived_without_a_hot_loop() -> Result<()>
-{
-    let system = System::start(Options {
-        own_inventory_postgres: true,
-        env: vec![("RETRY_ATTEMPTS_TRANSIENT", "20"), ("DATABASE_ACQUIRE_TIMEOUT", "300ms")],
-        ..Options::default()
-    })
-    .await?;
+async fn a_database_outage_walks_the_retry_delays_and_is_survived_without_a_hot_loop(
+    mode: Mode,
+) -> Result<()> {
+    let Some(system) = mode
+        .start(Options {
+            own_inventory_postgres: true,
+            env: vec![("RETRY_ATTEMPTS_TRANSIENT", "20"), ("DATABASE_ACQUIRE_TIMEOUT", "300ms")],
+            ..Options::default()
+        })
+        .await?
+    else {
+        return Ok(());
+    };
     system.set_stock("book-17", 10).await?;
     system.inventory_postgres.sigkill()?;
     let order = system.place(&[("book-17", 1)]).await?;
@@ -121,15 +137,19 @@ async fn a_database_outage_walks_the_retry_queues_and_is_survived_without_a_hot_
     system.finish().await
 }
 
-#[tokio::test]
-async fn an_outage_longer_than_the_budget_parks_the_message_and_publishing_it_again_settles_it()
--> Result<()> {
-    let system = System::start(Options {
-        own_inventory_postgres: true,
-        env: vec![("DATABASE_ACQUIRE_TIMEOUT", "300ms")],
-        ..Options::default()
-    })
-    .await?;
+async fn an_outage_longer_than_the_budget_parks_the_message_and_publishing_it_again_settles_it(
+    mode: Mode,
+) -> Result<()> {
+    let Some(system) = mode
+        .start(Options {
+            own_inventory_postgres: true,
+            env: vec![("DATABASE_ACQUIRE_TIMEOUT", "300ms")],
+            ..Options::default()
+        })
+        .await?
+    else {
+        return Ok(());
+    };
     system.set_stock("book-17", 10).await?;
     system.inventory_postgres.sigkill()?;
     let order = system.place(&[("book-17", 1)]).await?;
@@ -191,10 +211,13 @@ async fn a_crash_between_the_retry_copy_and_the_ack_makes_two_copies_and_one_eff
     system.finish().await
 }
 
-#[tokio::test]
-async fn a_crash_between_the_parking_copy_and_the_ack_parks_two_copies_and_loses_none() -> Result<()>
-{
-    let mut system = System::start(Options { stopped: true, ..Options::default() }).await?;
+async fn a_crash_between_the_parking_copy_and_the_ack_parks_two_copies_and_loses_none(
+    mode: Mode,
+) -> Result<()> {
+    let Some(mut system) = mode.start(Options { stopped: true, ..Options::default() }).await?
+    else {
+        return Ok(());
+    };
     let mut env = system.inventory_env.clone();
     env.insert("FAULT_POINT".into(), "consumer.after_park_confirm".into());
     system.broker.publish("orders", "order.created", with_id("broken"), b"{not-json}").await?;
@@ -208,14 +231,14 @@ async fn a_crash_between_the_parking_copy_and_the_ack_parks_two_copies_and_loses
     system.finish().await
 }
 
-#[tokio::test]
-async fn a_parking_that_takes_nothing_leaves_the_message_with_its_queue_until_it_does() -> Result<()>
-{
-    let system = System::start(Options::default()).await?;
+async fn a_parking_that_takes_nothing_leaves_the_message_with_its_queue_until_it_does(
+    mode: Mode,
+) -> Result<()> {
+    let Some(system) = mode.start(Options::default()).await? else { return Ok(()) };
     // Full: the copy is nacked, the original rejected into the queue's own dead lettering.
     let parking = "inventory.orders.parking";
     let limit = |most: u32| {
-        let vhost = system.orders_env["AMQP_URL"].rsplit('/').next().unwrap_or_default();
+        let vhost = system.vhost().unwrap_or_default();
         let url = format!("{}/api/policies/{vhost}/full", system.rabbitmq.management_url());
         let definition = json!({"max-length": most, "overflow": "reject-publish"});
         let body = json!({"pattern": "^inventory\\.orders\\.parking$", "apply-to": "queues",

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// A request to the management API about a policy of the test's virtual host.
 async fn policy(system: &System, method: Method, name: &str, body: Option<Value>) -> Result<()> {
-    let vhost = system.orders_env["AMQP_URL"].rsplit('/').next().context("a vhost")?.to_owned();
+    let vhost = system.vhost()?;
     let url = format!("{}/api/policies/{vhost}/{name}", system.rabbitmq.management_url());
     let mut request = system.http.request(method, url).basic_auth("guest", Some("guest"));
     if let Some(body) = body {
