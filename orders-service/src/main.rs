@@ -19,12 +19,14 @@ mod cancel_order;
 
 use clap::Parser;
 use config::{Cli, Command, MIGRATIONS, NAMES};
+use shared::telemetry::Stream;
 use shared::{cli, fault, telemetry};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let cli = Cli::parse_from(cli::with_default_command(std::env::args_os()));
-    telemetry::init(&cli.log)?;
+    let runs = matches!(cli.command, Command::Run(_));
+    telemetry::init(&cli.log, if runs { Stream::Out } else { Stream::Err })?;
     fault::check_environment()?;
     match cli.command {
         Command::Run(args) => config::run(*args).await,

@@ -238,7 +238,7 @@ pub enum Role {
     Consumer,
 }
 
-/// Where logs go: standard output, in one of two forms.
+/// How logs are written: in one of two forms.
 #[derive(Args, Clone)]
 pub struct LogArgs {
     /// One JSON object a line for machines, or text for people

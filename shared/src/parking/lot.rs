@@ -17,7 +17,7 @@ use chrono::{DateTime, Utc};
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The parking queue, and what of it is held.
@@ -122,17 +122,19 @@ impl Lot {
         bounded("acking", self.channel.basic_ack(tag, BasicAckOptions::default())).await
     }
 
-    /// Gives back all that is held. Everything sent before, acks above all, has reached the broker
-    /// when this returns, unless it does not answer.
-    pub async fn close(self) {
-        const BOUND: Duration = Duration::from_secs(5);
+    /// Gives back all that is held.
+    ///
+    /// # Errors
+    /// When the broker does not say goodbye: it is not sure then that it has heard everything said
+    /// before, acks above all. What is held comes back to the queue all the same.
+    pub async fn close(self) -> anyhow::Result<()> {
         let everything = BasicNackOptions { multiple: true, requeue: true };
-        let give_back = async {
+        let closed = bounded("giving back what was held", async {
             self.channel.basic_nack(0, everything).await?;
             self.channel.close(200, "bye".into()).await
-        };
-        // Failing is harmless: the end of the connection gives them back as well.
-        let _ = tokio::time::timeout(BOUND, give_back).await;
+        });
+        let closed = closed.await;
         connection::close(&self.connection).await;
+        closed
     }
 }

@@ -95,7 +95,8 @@ impl Parking {
         let mut lot = Lot::open(&self.looking, self.topology.parking_queue()).await?;
         let keep = keep.min(MOST_HELD);
         let found = lot.look(Search { filter, keep, snapshot: false, until, stop }).await;
-        lot.close().await;
+        // Nothing was acked: however it ends, all comes back.
+        let _ = lot.close().await;
         found
     }
 
@@ -111,7 +112,8 @@ impl Parking {
     ) -> anyhow::Result<Plan> {
         let mut lot = Lot::open(&self.looking, self.topology.parking_queue()).await?;
         let plan = plan(&mut lot, task, until, stop).await;
-        lot.close().await;
+        // As above.
+        let _ = lot.close().await;
         plan
     }
 
@@ -129,8 +131,10 @@ impl Parking {
         let ended = match Lot::open(&self.looking, self.topology.parking_queue()).await {
             Ok(mut lot) => {
                 let ended = self.empty(&mut lot, task, &mut entry, stop, watch).await;
-                lot.close().await;
-                ended
+                let closed = lot.close().await.context(
+                    "it is not sure that all acks have arrived; run it again, that does no harm",
+                );
+                ended.and_then(|report| closed.map(|()| report))
             }
             Err(error) => Err(error),
         };

@@ -124,6 +124,13 @@ async fn every_filter_finds_its_messages_in_a_table_and_in_json() -> Result<()> 
     let said = parking_fails(&system, &["show", "m5"]).await?;
     assert!(said.contains(r#"none of the 4 messages in inventory.orders.parking has the id "m5""#));
 
+    // Whatever is logged, standard output is for machines.
+    let mut loud = system.inventory_env.clone();
+    loud.insert("LOG_FILTER".into(), "trace".into());
+    let list = ["parking", "list", "--json"];
+    let out = Service::command_ok("inventory-service", &list, &loud).await?;
+    assert_eq!(out.lines().count(), 4, "{out}");
+
     // Nothing was taken, whatever was looked for.
     wait_depth(&system, PARKING, 4).await?;
     system.start_services().await?;
