@@ -22,6 +22,7 @@ mod parking;
 mod relays;
 mod retention;
 mod retrying;
+mod sharding;
 
 // Its edges.
 mod draining;

@@ -2,7 +2,7 @@
 //! failed message waits. What is promised is the same each way; the tests are too.
 
 use crate::modes::{Mode, tests_in};
-use crate::support::{logged, order_event, publish};
+use crate::support::{logged, mend, order_event, publish, sabotage};
 use anyhow::Result;
 use e2e::oracle::Expect;
 use e2e::service::Service;
@@ -69,23 +69,6 @@ async fn a_later_event_waits_for_an_earlier_one_and_both_apply_in_order(mode: Mo
     system.wait_inbox("o-v2").await?;
     assert_eq!(inbox(&system).await?, ["o-v1", "o-v2"]);
     finish(system, &["o-v1", "o-v2"]).await
-}
-
-/// Makes reserving fail with this SQLSTATE, until [`mend`].
-async fn sabotage(system: &System, sqlstate: &str) -> Result<()> {
-    let ddl = format!(
-        "CREATE FUNCTION sabotage() RETURNS trigger LANGUAGE plpgsql AS
-         $$ BEGIN RAISE EXCEPTION 'sabotaged' USING ERRCODE = '{sqlstate}'; END $$;
-         CREATE TRIGGER sabotage BEFORE INSERT ON reservations
-         FOR EACH ROW EXECUTE FUNCTION sabotage();"
-    );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(ddl)).execute(&system.inventory_db).await?;
-    Ok(())
-}
-
-async fn mend(system: &System) -> Result<()> {
-    sqlx::query("DROP FUNCTION sabotage() CASCADE").execute(&system.inventory_db).await?;
-    Ok(())
 }
 
 async fn while_the_first_event_fails_the_second_waits_and_both_apply_in_order(

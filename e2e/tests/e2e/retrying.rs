@@ -1,14 +1,17 @@
 //! Hops 7 and 8: what is retried, how often, and what is parked at once.
 
 use crate::modes::{Mode, tests_in};
-use crate::support::{logged, order_event, with_id};
+use crate::support::{logged, mend, order_event, sabotage, text, with_id};
 use anyhow::Result;
+use chrono::{DateTime, Utc};
 use e2e::broker::Seen;
 use e2e::system::{Options, System};
 use e2e::wait::until_true;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 
 tests_in!(
     buckets("gate", "buckets"),
@@ -20,6 +23,7 @@ tests_in!(
         an_outage_longer_than_the_budget_parks_the_message_and_publishing_it_again_settles_it,
         a_crash_between_the_parking_copy_and_the_ack_parks_two_copies_and_loses_none,
         a_parking_that_takes_nothing_leaves_the_message_with_its_queue_until_it_does,
+        many_that_fail_together_are_each_tried_again_after_a_delay_and_take_effect_once,
     }
 );
 
@@ -266,5 +270,54 @@ async fn a_parking_that_takes_nothing_leaves_the_message_with_its_queue_until_it
     })
     .await?;
     while system.broker.take(parking).await?.is_some() {}
+    system.finish().await
+}
+
+/// Prints how long the delays really were: for ARCHITECTURE.md.
+async fn many_that_fail_together_are_each_tried_again_after_a_delay_and_take_effect_once(
+    mode: Mode,
+) -> Result<()> {
+    const MANY: usize = 200;
+    let env = vec![("RETRY_ATTEMPTS_TRANSIENT", "20")];
+    let Some(system) = mode.start(Options { env, ..Options::default() }).await? else {
+        return Ok(());
+    };
+    system.set_stock("book-17", 1000).await?;
+    sabotage(&system, "40001").await?;
+    let placed = stream::iter(0..MANY).map(|_| system.place(&[("book-17", 1)]));
+    let orders: Vec<String> = placed.buffer_unordered(10).try_collect().await?;
+    until_true("all of them to have failed, and some of them three times", async || {
+        let retries = retries(&system);
+        let failed: BTreeSet<&str> =
+            retries.iter().filter_map(|retry| retry["message_id"].as_str()).collect();
+        let three_times = retries.iter().any(|retry| retry["attempt"] == 3);
+        Ok(failed.len() == MANY && three_times)
+    })
+    .await?;
+    mend(&system).await?;
+    for order in &orders {
+        system.wait_status(order, "confirmed").await?;
+    }
+    assert_eq!(system.stock("book-17").await?, (1000, 200));
+
+    // From one failure of a message to the next, by the delay that it was to wait.
+    let mut last: BTreeMap<String, (DateTime<Utc>, String)> = BTreeMap::new();
+    let mut waits: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+    for retry in retries(&system) {
+        let (id, delay) = (text(&retry, "message_id")?, text(&retry, "retry_in")?.to_owned());
+        let at: DateTime<Utc> = text(&retry, "timestamp")?.parse()?;
+        if let Some((before, delay)) = last.insert(id.to_owned(), (at, delay)) {
+            waits.entry(delay).or_default().push((at - before).num_milliseconds());
+        }
+    }
+    for (delay, mut waits) in waits {
+        waits.sort_unstable();
+        let (most, median) = (waits.last(), waits.get(waits.len() / 2));
+        println!(
+            "{}, {delay}: {} waits, {median:?} ms, at most {most:?}",
+            mode.backend,
+            waits.len()
+        );
+    }
     system.finish().await
 }

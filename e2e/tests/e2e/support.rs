@@ -57,3 +57,21 @@ pub async fn wait_logged(child: &Child, message: &str) -> Result<Value> {
 pub fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str> {
     value[field].as_str().with_context(|| format!("no text {field:?} in {value}"))
 }
+
+/// Makes reserving fail with this SQLSTATE, until [`mend`].
+pub async fn sabotage(system: &System, sqlstate: &str) -> Result<()> {
+    let ddl = format!(
+        "CREATE FUNCTION sabotage() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN RAISE EXCEPTION 'sabotaged' USING ERRCODE = '{sqlstate}'; END $$;
+         CREATE TRIGGER sabotage BEFORE INSERT ON reservations
+         FOR EACH ROW EXECUTE FUNCTION sabotage();"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(ddl)).execute(&system.inventory_db).await?;
+    Ok(())
+}
+
+/// Ends [`sabotage`].
+pub async fn mend(system: &System) -> Result<()> {
+    sqlx::query("DROP FUNCTION sabotage() CASCADE").execute(&system.inventory_db).await?;
+    Ok(())
+}

@@ -76,7 +76,11 @@ async fn a_message_that_is_too_old_to_be_retried_is_retried_again_once_it_is_red
 {
     let system = System::start(Options {
         own_inventory_postgres: true,
-        env: vec![("RETRY_MAX_AGE", "4s"), ("DATABASE_ACQUIRE_TIMEOUT", "300ms")],
+        env: vec![
+            ("RETRY_MAX_AGE", "4s"),
+            ("RETRY_NOT_YET_DEADLINE", "3s"),
+            ("DATABASE_ACQUIRE_TIMEOUT", "300ms"),
+        ],
         ..Options::default()
     })
     .await?;
