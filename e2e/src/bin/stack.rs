@@ -152,13 +152,15 @@ Place an order, see a moment later what became of it, look at the stock:
 For the commands of target/debug/orders-service and inventory-service:
 
   export AMQP_URL={amqp_url} RABBITMQ_MANAGEMENT_URL={management_login}
-  export DATABASE_URL={orders_url}
+  export DATABASE_URL={orders_url}        # orders-service
+  export DATABASE_URL={inventory_url}     # inventory-service
 
 Ctrl-C stops everything. Whatever you kill is started again.
 ",
         management = rabbitmq.management_url(),
         pids = pids.join(", "),
         orders_url = postgres.url("orders"),
+        inventory_url = postgres.url("inventory"),
         amqp_url = rabbitmq.amqp_url("/"),
         management_login = rabbitmq.management_url_with_login(),
     )
