@@ -193,9 +193,12 @@ fn properties(message: &Incoming) -> Value {
             })*
         };
     }
+    // The client library's name for it is not AMQP's.
+    if let Some(kind) = properties.kind() {
+        shown.insert("type".into(), json!(kind.as_str()));
+    }
     show!(
         message_id,
-        kind,
         app_id,
         correlation_id,
         reply_to,

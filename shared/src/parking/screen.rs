@@ -8,17 +8,16 @@ use super::lot::Found;
 use super::parked::{About, Parked};
 use super::run::{Plan, Report};
 use super::task::Action;
-use comfy_table::{ContentArrangement, Table, presets};
-use console::Term;
+use crate::failure::Class;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt::Write as _;
-use std::io::{self, Write, stdout};
+use std::io::{self, IsTerminal, Write, stdout};
 use std::time::{Duration, Instant};
 
-/// `show` has all of an error, a table its beginning.
-const ERROR_CHARS: usize = 80;
+/// As much as our own copies carry. `show` has all that anybody's does.
+const MOST_ERROR_CHARS: usize = 512;
 /// Without a terminal: the time between two lines about progress.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -110,49 +109,40 @@ fn list(messages: &[Parked], json: bool) -> io::Result<()> {
     if messages.is_empty() {
         return Ok(());
     }
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    if let Some((_, width)) = Term::stdout().size_checked() {
-        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+    let head = ["message", "type", "aggregate", "reason", "class", "tried", "redriven", "parked"];
+    let rows = messages.iter().map(|parked| row(&parked.about));
+    let table: Vec<[String; 8]> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
+    let width = |column: usize| table.iter().map(|row| row[column].chars().count()).max();
+    let widths: [usize; 8] = std::array::from_fn(|column| width(column).unwrap_or_default());
+    // An error is as long as it is: it has the next line to itself.
+    let errors = std::iter::once(None).chain(messages.iter().map(|m| m.about.error.as_ref()));
+    let mut out = stdout().lock();
+    for (row, error) in table.iter().zip(errors) {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+        if let Some(error) = error {
+            let beginning: String = error.chars().take(MOST_ERROR_CHARS).collect();
+            writeln!(out, "    {}", escaped(&beginning))?;
+        }
     }
-    table.set_header([
-        "message",
-        "type",
-        "aggregate",
-        "reason",
-        "class",
-        "tried",
-        "redriven",
-        "parked",
-        "error",
-    ]);
-    table.add_rows(messages.iter().map(|parked| row(&parked.about)));
-    writeln!(stdout().lock(), "{}", table.trim_fmt())
+    Ok(())
 }
 
-fn row(about: &About) -> Vec<String> {
+fn row(about: &About) -> [String; 8] {
     let text = |text: &Option<String>| text.as_deref().map_or_else(|| "-".into(), escaped);
     let aggregate = match (&about.aggregate_type, &about.aggregate_id, about.aggregate_version) {
         (Some(kind), Some(id), Some(version)) => escaped(&format!("{kind} {id} v{version}")),
         (_, id, _) => text(id),
     };
-    let error = about.error.as_ref().map(|error| {
-        let mut shown: String = error.chars().take(ERROR_CHARS).collect();
-        if shown.len() < error.len() {
-            shown.push('…');
-        }
-        shown
-    });
-    vec![
+    [
         text(&about.message_id),
         text(&about.event_type),
         aggregate,
         text(&about.reason),
-        about.class.map_or("-", |class| class.as_str()).into(),
+        about.class.map_or("-", Class::as_str).into(),
         about.attempts.to_string(),
         about.redrives.to_string(),
         about.parked_at.map_or_else(|| "-".into(), |at| at.format("%F %TZ").to_string()),
-        text(&error),
     ]
 }
 
@@ -207,7 +197,7 @@ pub(super) enum Progress {
 
 impl Progress {
     pub(super) fn new(action: Action, total: usize) -> Self {
-        if !Term::stderr().is_term() {
+        if !io::stderr().is_terminal() {
             return Self::Lines { action, total, done: 0, said_at: Instant::now() };
         }
         let bar = ProgressBar::new(u64::try_from(total).unwrap_or(u64::MAX));

@@ -53,7 +53,7 @@ async fn every_filter_finds_its_messages_in_a_table_and_in_json() -> Result<()> 
         [
             ("x-park-reason", text(reason)),
             ("x-failure-class", text(class)),
-            ("x-last-error", text(&format!("this is why: {reason} {}", "x".repeat(100)))),
+            ("x-last-error", text(&format!("this is why: {reason}"))),
             ("x-parked-at", text(&at.to_rfc3339())),
             ("x-consumer", text(QUEUE)),
             ("x-retry-attempt", AMQPValue::LongInt(4)),

@@ -63,7 +63,7 @@ async fn a_redriven_message_keeps_its_id_and_trace_begins_anew_and_takes_effect(
     }
     let property = |name: &str| full[0]["properties"][name].as_str().map(str::to_owned);
     assert_eq!(property("app_id"), copy.properties.app_id().as_ref().map(ToString::to_string));
-    assert_eq!(property("kind"), copy.properties.kind().as_ref().map(ToString::to_string));
+    assert_eq!(property("type"), copy.properties.kind().as_ref().map(ToString::to_string));
     system.broker.publish("", QUEUE, copy.properties.clone(), &copy.body).await?;
     system.start_services().await?;
     system.wait_status(&order, "confirmed").await?;
