@@ -170,7 +170,7 @@ async fn an_outage_longer_than_the_budget_parks_the_message_and_publishing_it_ag
         retries(&system).iter().map(|retry| retry["retry_in"].clone()).collect();
     assert_eq!(delays, ["300ms", "600ms", "900ms"]);
 
-    // By hand, as the README says: same id and body, straight to the queue, with a clean history.
+    // By hand, past `parking redrive`: same id and body, straight to the queue, a clean history.
     system.inventory_postgres.start_again().await?;
     let again = with_id(&parked.message_id);
     system.broker.publish("", "inventory.orders", again, &parked.body).await?;
