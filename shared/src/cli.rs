@@ -123,8 +123,11 @@ async fn apply_patiently(
     let apply = async || {
         let policies = management.apply(topology).await?;
         let connection = broker.connect().await?;
+        let stray = management.stray_shards(topology).await?;
         let declared = connection::bounded("declaring the topology", async {
-            topology.declare(&connection.create_channel().await?).await
+            let channel = connection.create_channel().await?;
+            topology.declare(&channel).await?;
+            topology.bind(&channel, &stray).await
         });
         let declared = declared.await;
         connection::close(&connection).await;

@@ -63,7 +63,7 @@ pub struct TopologyArgs {
     #[arg(long, env = "RETRY_DELAYS", default_value = "5s,30s,5m", value_delimiter = ',')]
     pub retry_delays: Vec<Delay>,
     /// Where a failed message waits: in queues of this service's own, or in its queue itself, which
-    /// needs RabbitMQ 4.3. There the first of the delays grows by itself with each attempt, up to the
+    /// needs RabbitMQ 4.3. There the wait grows by the first of the delays with each attempt, up to the
     /// last of them
     #[arg(long, env = "RETRY_BACKEND", default_value = "buckets")]
     pub retry_backend: RetryBackend,
@@ -84,7 +84,7 @@ pub struct TopologyArgs {
 /// How the consumer works.
 #[derive(Args, Clone)]
 pub struct ConsumerArgs {
-    /// Workers, each with a channel of its own and one message in hand
+    /// Workers, each with a channel of its own and one message in hand. A shard has one
     #[arg(long, env = "CONSUMER_WORKERS", default_value = "4")]
     pub consumer_workers: NonZeroU16,
     /// Messages that the broker hands to a worker ahead of time. 0 would mean "all of them", and is
@@ -111,6 +111,19 @@ pub struct ConsumerArgs {
 }
 
 impl ConsumerArgs {
+    /// Failures in a row that begin an outage. In a shard they may all be one message's, which must
+    /// not have used up its attempts before.
+    #[must_use]
+    pub fn outage_after(&self, topology: &TopologyArgs) -> u32 {
+        let after = self.outage_after.get();
+        match topology.ordering {
+            Ordering::Gate => after,
+            Ordering::Shards(_) => {
+                after.min(self.budget.retry_attempts_transient.get().saturating_sub(1)).max(1)
+            }
+        }
+    }
+
     /// What a failing message gets.
     #[must_use]
     pub fn budget(&self, topology: &TopologyArgs) -> Budget {

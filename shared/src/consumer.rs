@@ -123,16 +123,17 @@ impl<H: Handler> Consumer<H> {
         self.args.budget(&self.topology.args)
     }
 
-    /// Whether the database takes messages.
-    async fn database_answers(&self) -> bool {
+    /// Asks whether the database takes messages.
+    async fn probe_database(&self) -> Result<(), Failure> {
         let probe = async {
             let mut db = self.pool.borrow().await?;
             inbox::probe(&mut db, H::NAME).await?;
             db.give_back();
-            Ok::<_, sqlx::Error>(())
+            Ok(())
         };
-        let probed = tokio::time::timeout(self.args.consumer_handle_timeout, probe).await;
-        probed.is_ok_and(|probed| probed.is_ok())
+        let limit = self.args.consumer_handle_timeout;
+        let late = || Failure::database_away(anyhow::anyhow!("no answer within {limit:?}"));
+        tokio::time::timeout(limit, probe).await.unwrap_or_else(|_| Err(late()))
     }
 
     /// Gives a message its effect, once, or says why not. Bounded in time; a panic of the handler

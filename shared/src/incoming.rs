@@ -2,7 +2,8 @@
 //!
 //! Headers are hints for retries and for people. A hint that is missing, of another type, negative
 //! or absurd counts as absent. None of them can make a message be acked, and none can make it be
-//! tried for ever: its age counts from its first failure too.
+//! tried for ever: its age counts from its first failure too or, where the broker counts, its
+//! deliveries have a limit.
 
 use crate::config::RetryBackend;
 use crate::envelope::{ContractError, Envelope};

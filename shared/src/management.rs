@@ -149,19 +149,27 @@ impl Management {
             let request = self.request(Method::GET, &["queues", &self.vhost, name])?;
             let looking = || format!("cannot look at {name}");
             let Some(answer) = send(request).await.with_context(looking)? else {
-                mismatches.push(mismatch(name, "declared", "absent"));
+                mismatches.push(Mismatch {
+                    queue: name.to_owned(),
+                    key: "queue".into(),
+                    expected: "declared".into(),
+                    found: "absent".into(),
+                });
                 continue;
             };
             let queue: QueueInfo = answer.json().await.with_context(looking)?;
             let effective = queue.effective_policy_definition.unwrap_or_default();
             mismatches.extend(compare(&policy, &queue.kind, &queue.arguments, &effective));
         }
-        mismatches.extend(self.stray_shards(topology).await?);
         Ok(mismatches)
     }
 
-    /// Shards that are there and that nobody would consume: of an ordering that was changed.
-    async fn stray_shards(&self, topology: &Topology) -> anyhow::Result<Vec<Mismatch>> {
+    /// Shards that are there and not in this topology: of an ordering that was changed. What they hold
+    /// still has to be handled.
+    ///
+    /// # Errors
+    /// When the API is not reached or does not let this user look.
+    pub async fn stray_shards(&self, topology: &Topology) -> anyhow::Result<Vec<String>> {
         #[derive(Deserialize)]
         struct Named {
             name: String,
@@ -173,25 +181,9 @@ impl Management {
             .context("cannot list the queues")?
             .json()
             .await?;
-        let (prefix, ours) = (topology.shard_prefix(), topology.source_queues());
-        let stray = queues
-            .into_iter()
-            .map(|queue| queue.name)
-            .filter(|name| name.starts_with(&prefix) && !ours.contains(name));
-        let wanted = format!(
-            "consumed (with --ordering {}: deleted, once it is empty)",
-            topology.args.ordering
-        );
-        Ok(stray.map(|name| mismatch(&name, &wanted, "declared")).collect())
-    }
-}
-
-fn mismatch(queue: &str, expected: &str, found: &str) -> Mismatch {
-    Mismatch {
-        queue: queue.into(),
-        key: "queue".into(),
-        expected: expected.into(),
-        found: found.into(),
+        let (prefix, ours) = (topology.shard_prefix(), topology.shards());
+        let names = queues.into_iter().map(|queue| queue.name);
+        Ok(names.filter(|name| name.starts_with(&prefix) && !ours.contains(name)).collect())
     }
 }
 

@@ -98,6 +98,12 @@ impl Outage {
         self.lock().standing == Standing::Out
     }
 
+    /// Whether the database has answered a probe, and no message yet.
+    #[must_use]
+    pub fn on_trial(&self) -> bool {
+        self.lock().standing == Standing::OnTrial
+    }
+
     /// Outages since a message was last handled, the present one included: the longer the row, the
     /// longer the wait before the next probe.
     #[must_use]

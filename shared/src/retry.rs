@@ -4,8 +4,8 @@
 //! Every retry has a delay, a limit and a final place. With retry queues the delays form a ladder; a
 //! message climbs one rung an attempt and stays on the top one. Jitter moves a share of the messages
 //! to a neighbouring rung: a random TTL for each message would make short ones wait behind long ones
-//! in the same queue. Where the broker itself delays (`--retry-backend native`) the first delay grows
-//! by itself with each attempt, up to the last one, and there is no jitter.
+//! in the same queue. Where the broker itself delays (`--retry-backend native`) the wait grows by the
+//! first delay with each attempt, up to the last one, and there is no jitter.
 
 use crate::config::{BudgetArgs, Delay, RetryBackend};
 use crate::failure::Class;
@@ -196,6 +196,8 @@ pub fn decide(
             Some(ParkReason::GapDeadline)
         }
         _ if facts.past_producer_deadline => Some(ParkReason::ProducerDeadline),
+        // The deadline above comes first, and has its own say about age.
+        Class::NotYet => None,
         _ if facts.age >= limits.retry_max_age => Some(ParkReason::TooOld),
         _ => None,
     };
@@ -282,7 +284,7 @@ mod tests {
     #[test]
     fn a_gap_in_an_old_backlog_walks_the_ladder_before_it_is_given_up() {
         let path: Vec<String> = (1..=4)
-            .map(|n| Facts { age: Duration::from_secs(3600), ..young(n) })
+            .map(|n| Facts { age: Duration::from_secs(2 * 86_400), ..young(n) })
             .map(|facts| shown(decide(Err(Class::NotYet), facts, &budget(0.0), 0.5)))
             .collect();
         assert_eq!(path, ["5s", "30s", "5m", "gap-deadline"]);

@@ -127,13 +127,14 @@ pub async fn run<H: Handler>(blueprint: Blueprint<H>, args: ServiceArgs) -> anyh
         service.spawn("relay", relay.run(service.shutdown.clone()));
     }
     if runs(Role::Consumer) {
+        let outage = Outage::new(args.consumer.outage_after(&topology.args));
         let consumer = Consumer {
             handler: (blueprint.handler)(wake_up),
             pool,
             broker: args.broker,
             management,
             topology,
-            outage: Outage::new(args.consumer.outage_after.get()),
+            outage,
             args: args.consumer,
             confirm: args.confirm,
             part: service.health.part("consumer"),

@@ -24,9 +24,8 @@
 //!                                     └─TTL─ Q.retry.5s … ◄─ Q.retry
 //! ```
 //!
-//! Q stays declared, bound to nothing, and is consumed: what it held when the ordering was changed is
-//! not left behind. The other way round is an operator's to do: shards that are there and that nobody
-//! consumes are drift ([`crate::management`]).
+//! When the ordering is changed, nothing is left behind: Q is still declared and consumed, bound to
+//! nothing; and so are shards of another number, which the management API names.
 //!
 //! With `--retry-backend native` there are no retry queues: a failed message waits in the queue that
 //! it came from, as that queue's policy says.
@@ -147,7 +146,9 @@ impl Topology {
         format!("{}.shard.", self.names.queue)
     }
 
-    fn shards(&self) -> Vec<String> {
+    /// Its shards, of which there are none where versions alone keep the order.
+    #[must_use]
+    pub fn shards(&self) -> Vec<String> {
         let shards = match self.args.ordering {
             Ordering::Gate => 0,
             Ordering::Shards(shards) => shards.get(),
@@ -166,13 +167,15 @@ impl Topology {
         (exchange, self.names.queue.to_owned())
     }
 
-    /// What to consume from. `workers` is how many share a queue whose order is theirs to keep.
+    /// What to consume from: Q, by `workers` or, where shards have taken its place, by one; its
+    /// shards, and `stray` ones of another number, by one each.
     #[must_use]
-    pub fn lanes(&self, workers: u16) -> Vec<Lane> {
+    pub fn lanes(&self, workers: u16, stray: &[String]) -> Vec<Lane> {
         let shards = self.shards();
         let on_queue = if shards.is_empty() { workers } else { 1 };
         let mut lanes = vec![Lane { queue: self.names.queue.to_owned(), workers: on_queue }];
-        lanes.extend(shards.into_iter().map(|queue| Lane { queue, workers: 1 }));
+        let shards = shards.into_iter().chain(stray.iter().cloned());
+        lanes.extend(shards.map(|queue| Lane { queue, workers: 1 }));
         lanes
     }
 
@@ -183,12 +186,6 @@ impl Topology {
             RetryBackend::Buckets => &self.args.retry_delays,
             RetryBackend::Native => &[],
         }
-    }
-
-    /// The names of the queues that messages are consumed from: Q and its shards.
-    #[must_use]
-    pub fn source_queues(&self) -> Vec<String> {
-        self.lanes(1).into_iter().map(|lane| lane.queue).collect()
     }
 
     /// All queues: Q, its shards, its retry queues, its parking queue.
@@ -223,7 +220,7 @@ impl Topology {
         exchanges
     }
 
-    /// Declares all of it. Declaring what is there already, alike, changes nothing.
+    /// Declares exchanges and queues. Declaring what is there already, alike, changes nothing.
     ///
     /// # Errors
     /// 406 where something of that name is there with other properties; the connection's troubles.
@@ -235,6 +232,16 @@ impl Topology {
             let options = QueueDeclareOptions { durable: true, ..Default::default() };
             channel.queue_declare(queue.name.as_str().into(), options, arguments(&queue)).await?;
         }
+        Ok(())
+    }
+
+    /// Binds them, and leaves what another ordering had bound without anything new: the queue, or the
+    /// `stray` shards. To be called after the policies are known to be in force: a process with an
+    /// older configuration must not turn the bindings back before it notices that it is outdated.
+    ///
+    /// # Errors
+    /// As [`Topology::declare`].
+    pub async fn bind(&self, channel: &Channel, stray: &[String]) -> lapin::Result<()> {
         for Binding { to, exchange, key } in self.bindings() {
             let (exchange, key) = (exchange.into(), key.into());
             let none = FieldTable::default();
@@ -248,6 +255,10 @@ impl Topology {
                     channel.exchange_bind(name.into(), exchange, key, options, none).await?;
                 }
             }
+        }
+        for shard in stray {
+            let (queue, exchange) = (shard.as_str().into(), self.shard_exchange().into());
+            channel.queue_unbind(queue, exchange, WEIGHT.into(), FieldTable::default()).await?;
         }
         self.unbind_the_other_ordering(channel).await
     }
@@ -285,9 +296,10 @@ impl Topology {
                 self.dead_letter_key(),
             ),
         ];
-        // The key is the shard's weight: all alike.
         bindings.extend(
-            shards.into_iter().map(|name| bind(To::Queue(name), self.shard_exchange(), "1".into())),
+            shards
+                .into_iter()
+                .map(|name| bind(To::Queue(name), self.shard_exchange(), WEIGHT.into())),
         );
         bindings.extend(self.buckets().iter().map(|delay| {
             let queue = To::Queue(self.retry_queue(*delay));
@@ -334,6 +346,9 @@ fn arguments(queue: &Queue) -> FieldTable {
     }
     arguments
 }
+
+/// The key that a shard is bound with, which is its weight: all alike.
+const WEIGHT: &str = "1";
 
 /// The argument of a queue with one active consumer. An argument, because no policy can say it.
 pub const SINGLE_ACTIVE: &str = "x-single-active-consumer";

@@ -157,6 +157,8 @@ async fn a_copy_that_an_alarm_blocks_stays_in_hand_while_other_messages_are_acke
     system.wait_inbox("second").await?;
     let (ready, answer) = inventory.readiness().await?;
     assert!(!ready && answer["parts"]["consumer"].to_string().contains("blocks"), "{answer}");
+    // Logged after the Ack, which the client library has written by then.
+    wait_logged(&inventory.child, "message handled").await?;
 
     alarm(&system, false).await?;
     wait_logged(&inventory.child, "message is parked").await?;

@@ -1,10 +1,11 @@
 //! The ways to run a consumer, which all keep the same promises: what keeps the order, and where failed
 //! messages wait.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use e2e::servers::Servers;
-use e2e::service::Service;
+use e2e::service::{Env, Service};
 use e2e::system::{Options, System};
+use tokio::sync::OnceCell;
 
 /// Each of these tests, over each of these modes. Where the broker is too old for one, the test shows
 /// that this is said.
@@ -43,14 +44,8 @@ impl Mode {
         }
         env.append(&mut options.env);
         if self.backend == "native" && Servers::shared().await?.rabbitmq.version().await? < (4, 3) {
-            let system = System::start(Options { stopped: true, ..Options::default() }).await?;
-            let mut inventory_env = system.inventory_env.clone();
-            inventory_env.extend(env.iter().map(|(name, value)| ((*name).into(), (*value).into())));
-            let apply = ["topology", "apply"];
-            let refused = Service::command("inventory-service", &apply, &inventory_env).await?;
-            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-            assert!(!refused.status.success());
-            assert!(said.contains("native needs RabbitMQ 4.3 or newer"), "{said}");
+            static REFUSED: OnceCell<()> = OnceCell::const_new();
+            REFUSED.get_or_try_init(native_is_refused).await?;
             return Ok(None);
         }
         Ok(Some(System::start(Options { env, ..options }).await?))
@@ -60,4 +55,23 @@ impl Mode {
     pub fn in_shards(self) -> bool {
         self.ordering != "gate"
     }
+}
+
+/// What an older broker makes of it; shown once, as it is the same for every test.
+async fn native_is_refused() -> Result<()> {
+    let rabbitmq = Servers::shared().await?.rabbitmq;
+    rabbitmq.create_vhost("refused").await?;
+    let env = Env::from(
+        [
+            ("AMQP_URL", rabbitmq.amqp_url("refused")),
+            ("RABBITMQ_MANAGEMENT_URL", rabbitmq.management_url_with_login()),
+            ("RETRY_BACKEND", "native".to_owned()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value)),
+    );
+    let refused = Service::command("inventory-service", &["topology", "apply"], &env).await?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success(), "it was not refused");
+    ensure!(said.contains("native needs RabbitMQ 4.3 or newer"), "{said}");
+    rabbitmq.delete_vhost("refused").await
 }

@@ -94,8 +94,8 @@ async fn a_retry_that_is_returned_stays_with_its_queue_and_sessions_begin_ever_l
     let failed = failed_sessions(&system)?;
     let returned = |line: &Value| line["error"].to_string().contains("returned the copy");
     assert!(failed.iter().all(returned), "the return is seen: {failed:#?}");
-    // 0.5 s, doubling, each between half of it and the whole: seven or eight sessions in 30 s.
-    assert!((4..=8).contains(&failed.len()), "{} sessions in 30 s", failed.len());
+    // 0.5 s, doubling, each between half of it and the whole: the eighth is past the 30 s.
+    assert!((4..=7).contains(&failed.len()), "{} sessions in 30 s", failed.len());
     assert!(!system.inventory()?.readiness().await?.0);
 
     saboteur.stop().await?;

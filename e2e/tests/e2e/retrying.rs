@@ -2,7 +2,7 @@
 
 use crate::modes::{Mode, tests_in};
 use crate::support::{logged, mend, order_event, sabotage, text, with_id};
-use anyhow::Result;
+use anyhow::{Error, Result};
 use chrono::{DateTime, Utc};
 use e2e::broker::Seen;
 use e2e::system::{Options, System};
@@ -11,6 +11,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 use serde_json::{Value, json};
+use shared::config::Delay;
 use std::collections::BTreeMap;
 
 tests_in!(
@@ -308,8 +309,12 @@ async fn many_that_fail_together_wait_for_each_delay_in_turn_and_take_effect_onc
             waits.entry(delay).or_default().push((at - before).num_milliseconds());
         }
     }
+    assert!(waits.keys().eq(["300ms", "600ms", "900ms"]), "{waits:?}");
     for (delay, mut waits) in waits {
         waits.sort_unstable();
+        // The line is logged once the copy is confirmed, when the wait has begun already.
+        let shortest = i64::try_from(delay.parse::<Delay>().map_err(Error::msg)?.millis())? - 200;
+        assert!(waits[0] >= shortest, "{delay}: {waits:?}");
         let (most, median) = (waits.last(), waits.get(waits.len() / 2));
         println!(
             "{}, {delay}: {} waits, {median:?} ms, at most {most:?}",

@@ -1,11 +1,11 @@
 //! Shards: what is in which, and what becomes of messages when their number changes.
 
-use crate::support::{logged, order_event, publish, wait_logged, with_id};
+use crate::support::{logged, mend, order_event, publish, sabotage, wait_logged, with_id};
 use anyhow::{Context, Result};
 use e2e::oracle::Expect;
 use e2e::service::Service;
 use e2e::system::{Options, System};
-use e2e::wait::{until, until_true};
+use e2e::wait::until_true;
 use futures_util::StreamExt;
 use lapin::options::BasicConsumeOptions;
 use lapin::types::FieldTable;
@@ -119,35 +119,66 @@ async fn what_waits_in_the_queue_when_shards_are_introduced_is_not_left_behind()
 }
 
 #[tokio::test]
-async fn shards_that_nobody_would_consume_are_named_and_nothing_is_consumed_before_they_are_gone()
--> Result<()> {
+async fn shards_of_an_earlier_number_are_emptied_and_get_nothing_new() -> Result<()> {
     let mut system = sharded().await?;
     let inventory = system.inventory.take().context("the inventory runs")?;
     inventory.stop().await?;
-    system.inventory_env.insert("ORDERING".into(), "shards=1".into());
-    system.inventory = Some(Service::start("inventory-service", &system.inventory_env).await?);
-    let said = until("the drift to be named", async || {
-        let (ready, answer) = system.inventory()?.readiness().await?;
-        let said = answer["parts"]["topology"].as_str().unwrap_or_default().to_owned();
-        Ok((!ready && said.contains("shard.2")).then_some(said))
+    let mut injected = Vec::new();
+    for number in 0..AGGREGATES {
+        publish(&system, &event(number, 1)).await?;
+        injected.push(format!("e{number}-v1"));
+    }
+    let depths = async || -> Result<u32> {
+        Ok(system.broker.depth(SHARDS[1]).await? + system.broker.depth(SHARDS[2]).await?)
+    };
+    let left_behind = depths().await?;
+    assert!(left_behind > 0, "all are in the shard that stays");
+    let mut fewer = system.inventory_env.clone();
+    fewer.insert("ORDERING".into(), "shards=1".into());
+    Service::command_ok("inventory-service", &["topology", "apply"], &fewer).await?;
+    for number in 0..AGGREGATES {
+        publish(&system, &event(number, 2)).await?;
+        injected.push(format!("e{number}-v2"));
+    }
+    assert_eq!(depths().await?, left_behind, "nothing new");
+    system.inventory = Some(Service::start("inventory-service", &fewer).await?);
+    for id in &injected {
+        system.wait_inbox(id).await?;
+    }
+    finish(system, AGGREGATES, injected).await
+}
+
+#[tokio::test]
+async fn what_fails_in_place_is_parked_after_its_attempts_and_its_shard_goes_on() -> Result<()> {
+    let system =
+        System::start(Options { env: vec![("ORDERING", "shards=1")], ..Options::default() })
+            .await?;
+    sabotage(&system, "40001").await?;
+    publish(&system, &event(1, 1)).await?;
+    publish(&system, &event(2, 1)).await?;
+    let parked = system.take_parked("inventory.orders").await?;
+    assert_eq!(parked.message_id, "e1-v1");
+    assert_eq!(parked.headers["x-park-reason"], "attempts-exhausted");
+    assert_eq!(parked.headers["x-retry-attempt"], "4");
+    mend(&system).await?;
+    system.wait_inbox("e2-v1").await?;
+    finish(system, 1, vec!["e2-v1".into()]).await
+}
+
+#[tokio::test]
+async fn sigterm_while_a_message_waits_in_place_gives_it_back_and_ends_in_order() -> Result<()> {
+    let mut system = System::start(Options {
+        env: vec![("ORDERING", "shards=1"), ("RETRY_DELAYS", "10s,20s")],
+        ..Options::default()
     })
     .await?;
-    let stray = "inventory.orders.shard.1: queue must be consumed (with --ordering shards=1: \
-                 deleted, once it is empty), is declared";
-    assert!(said.contains(stray), "{said}");
-    assert!(!said.contains("shard.0"), "{said}");
-    assert_eq!(logged(&system.inventory()?.child, "consuming"), Vec::<Value>::new());
-    for shard in &SHARDS[1..] {
-        system.broker.delete_queue(shard).await?;
-    }
-    wait_logged(&system.inventory()?.child, "consuming").await?;
-    system.inventory()?.wait_ready().await?;
-    // The oracle looks at as many shards as orders-service has.
+    sabotage(&system, "40001").await?;
     publish(&system, &event(1, 1)).await?;
-    system.wait_inbox("e1-v1").await?;
-    system.inventory()?.stop().await?;
-    system.inventory = None;
-    system.inventory_env.insert(SHARDED.0.into(), SHARDED.1.into());
+    let inventory = system.inventory.take().context("the inventory runs")?;
+    wait_logged(&inventory.child, "message will be retried").await?;
+    inventory.stop().await?;
+    mend(&system).await?;
     system.start_services().await?;
+    system.wait_inbox("e1-v1").await?;
     finish(system, 1, vec!["e1-v1".into()]).await
 }

@@ -110,7 +110,9 @@ impl ServiceArgs {
         }
         let retries = self.consumer.budget.retry_attempts_transient.get() - 1;
         let in_place = (1..=retries).try_fold(Duration::ZERO, |sum, attempt| {
-            let sum = sum + budget.steady_delay(attempt) + self.consumer.consumer_handle_timeout;
+            // Jitter may take the next delay up.
+            let sum =
+                sum + budget.steady_delay(attempt + 1) + self.consumer.consumer_handle_timeout;
             (sum < LONGEST_UNACKED).then_some(sum)
         });
         ensure!(
@@ -184,9 +186,9 @@ impl ServiceArgs {
         let deadline = self.process.shutdown_deadline;
         for (what, takes) in [
             (
-                "a message in hand takes --consumer-handle-timeout and, if it failed, \
-                 --confirm-timeout",
-                self.consumer.consumer_handle_timeout + confirm,
+                "a message in hand takes --consumer-handle-timeout and, if it failed, twice \
+                 --confirm-timeout: for a channel, and for the copy",
+                self.consumer.consumer_handle_timeout + confirm * 2,
             ),
             (
                 "a consumer that is connecting takes --amqp-connect-timeout twice",
@@ -233,8 +235,8 @@ mod tests {
             "--retry-max-age 5m36s --retry-not-yet-deadline 5m",
             "--retry-attempts-transient 1 --retry-attempts-unknown 1 --retry-delays 2d,3d",
             "--relay-row-backoff-min 5m --relay-row-backoff-max 5m",
-            "--consumer-handle-timeout 19s",
-            "--shutdown-deadline 16s",
+            "--consumer-handle-timeout 14s",
+            "--shutdown-deadline 21s",
             "--relay-lease 24d",
             "--retry-backend native",
             "--ordering shards=4",
@@ -272,11 +274,12 @@ mod tests {
             ("--ordering shards=4 --retry-attempts-transient 4294967295", "here longer than 25m"),
             ("--relay-lease 25d", "at most 24d"),
             ("--ready-relay-lag 500ms", "longer than --relay-poll, 500ms"),
-            ("--consumer-handle-timeout 20s", "must be longer than 25s, for a message in hand"),
-            ("--confirm-timeout 15s", "must be longer than 25s, for a message in hand"),
+            ("--consumer-handle-timeout 15s", "must be longer than 25s, for a message in hand"),
+            ("--confirm-timeout 15s", "must be longer than 40s, for a message in hand"),
             ("--amqp-connect-timeout 13s", "must be longer than 26s, for a consumer"),
             (
-                "--consumer-handle-timeout 4s --amqp-connect-timeout 5s --shutdown-deadline 11s",
+                "--consumer-handle-timeout 4s --confirm-timeout 3s --amqp-connect-timeout 5s \
+                 --shutdown-deadline 11s",
                 "must be longer than 11s, for a request",
             ),
             ("--database-acquire-timeout 10s", "shorter than --consumer-handle-timeout, 10s"),

@@ -5,7 +5,8 @@
 //! may be what it died of; all of them come again, and each time counts toward the limit after which
 //! the broker parks a message. Taken one by one, the others are settled, and the one that kills is
 //! alone in being counted. The lane widens after the first message that nobody has had before, when
-//! none comes, or when one takes its time: waiting is not dying.
+//! none comes, or when one takes its time: waiting is not dying. After an outage it does not widen
+//! before a message was handled.
 //!
 //! In an outage of the database ([`crate::outage`]) all lanes pause: connections stay, consumers
 //! leave, and the lanes begin anew when the database is back.
@@ -16,7 +17,7 @@ use crate::backoff::Backoff;
 use crate::connection;
 use crate::management::IN_FORCE;
 use crate::policies::{Mismatch, list, require_none};
-use crate::topology::Lane;
+use crate::topology::{DELIVERY_LIMIT, Lane};
 use anyhow::ensure;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -35,10 +36,11 @@ const SLOW: Duration = Duration::from_secs(1);
 /// The longest wait between probes of a database that answers them and fails messages all the same.
 const LONGEST_PROBE_WAIT: Duration = Duration::from_secs(30);
 
-/// The two connections of a session.
+/// What a session has to work with.
 pub(super) struct Session {
     pub(super) consuming: Connection,
     pub(super) publishing: Connection,
+    lanes: Vec<Lane>,
 }
 
 impl Session {
@@ -56,18 +58,10 @@ impl<H: Handler> Consumer<H> {
         brokers: &Connectors,
         shutdown: &CancellationToken,
     ) -> anyhow::Result<()> {
-        let session = Session {
-            consuming: brokers.consuming.connect().await?,
-            publishing: brokers.publishing.connect().await?,
+        let Some(session) = shutdown.run_until_cancelled(self.set_up(brokers)).await else {
+            return Ok(());
         };
-        connection::bounded("declaring the topology", async {
-            self.topology.declare(&session.consuming.create_channel().await?).await
-        })
-        .await?;
-        tokio::select! {
-            () = shutdown.cancelled() => return Ok(()),
-            sound = self.refuse_drift() => sound?,
-        }
+        let session = session?;
 
         // Ends with the session: whatever fails first takes the rest along, after each worker has
         // finished what it has in hand.
@@ -84,6 +78,24 @@ impl<H: Handler> Consumer<H> {
         drifted.unwrap_or(Ok(())).and(consumed)
     }
 
+    /// Connects, declares, sees that policies are in force, and only then binds: a process with an
+    /// outdated configuration ends here before it has changed anything for the others.
+    async fn set_up(&self, brokers: &Connectors) -> anyhow::Result<Session> {
+        let consuming = brokers.consuming.connect().await?;
+        let publishing = brokers.publishing.connect().await?;
+        let channel = connection::bounded("declaring the topology", async {
+            let channel = consuming.create_channel().await?;
+            self.topology.declare(&channel).await?;
+            Ok(channel)
+        })
+        .await?;
+        self.refuse_drift().await?;
+        let stray = self.management.stray_shards(&self.topology).await?;
+        connection::bounded("binding the queues", self.topology.bind(&channel, &stray)).await?;
+        let lanes = self.topology.lanes(self.args.consumer_workers.get(), &stray);
+        Ok(Session { consuming, publishing, lanes })
+    }
+
     /// Consumes, and pauses in outages, until `stop` or a failure.
     async fn consume(&self, session: &Session, stop: &CancellationToken) -> anyhow::Result<()> {
         let _stopped = stop.drop_guard_ref();
@@ -93,10 +105,9 @@ impl<H: Handler> Consumer<H> {
                 continue;
             }
             let pause = stop.child_token();
-            let lanes = self.topology.lanes(self.args.consumer_workers.get());
-            let ready = Ready { lanes: lanes.len(), open: AtomicUsize::new(0) };
+            let ready = Ready { lanes: session.lanes.len(), open: AtomicUsize::new(0) };
             let lanes: FuturesUnordered<_> =
-                lanes.iter().map(|lane| self.lane(session, lane, &ready, &pause)).collect();
+                session.lanes.iter().map(|lane| self.lane(session, lane, &ready, &pause)).collect();
             all(lanes, &pause).await?;
         }
         Ok(())
@@ -146,32 +157,38 @@ impl<H: Handler> Consumer<H> {
         if ready.open.fetch_add(1, Ordering::Relaxed) + 1 == ready.lanes {
             self.part.ok();
         }
-        let window = u32::from(lane.workers) * u32::from(self.args.consumer_prefetch.get());
+        let mut left = u32::from(lane.workers) * u32::from(self.args.consumer_prefetch.get());
         let mut settled = Ok(());
-        for _ in 0..window {
+        while left > 0 {
             let message = match worker.next_within(QUIET, pause).await {
                 Ok(Some(message)) => message,
-                // Nothing is ready, or a pause begins.
+                // Nothing is ready: so nothing has shown yet that the database is really back.
+                Ok(None) if self.outage.on_trial() && !pause.is_cancelled() => continue,
                 Ok(None) => break,
                 Err(error) => {
                     settled = Err(error);
                     break;
                 }
             };
-            let new = message.redeliveries() == 0;
+            left -= 1;
+            let deliveries = u64::from(message.redeliveries());
+            // In a shard there is nobody beside it. And one that has died often may just die slowly.
+            let may_widen = lane.workers > 1 && deliveries < DELIVERY_LIMIT / 2;
             let mut settling = std::pin::pin!(worker.settle_heeding(message, pause));
             settled = tokio::select! {
                 settled = &mut settling => settled,
-                () = tokio::time::sleep(SLOW) => {
+                () = tokio::time::sleep(SLOW), if may_widen && !self.outage.on_trial() => {
                     widen.cancel();
                     settling.await
                 }
             };
-            if settled.is_err() || new || widen.is_cancelled() {
+            let enough = (deliveries == 0 && !self.outage.on_trial()) || widen.is_cancelled();
+            if settled.is_err() || enough {
                 break;
             }
         }
         if settled.is_err() || pause.is_cancelled() {
+            worker.stop_delivery().await;
             departing.push(worker);
         } else {
             worker.leave().await;
@@ -194,6 +211,7 @@ impl<H: Handler> Consumer<H> {
                 let mut worker = Worker::open(self, session, &lane.queue, tag, prefetch).await?;
                 let worked = worker.run(idle, pause).await;
                 if worked.is_err() || pause.is_cancelled() {
+                    worker.stop_delivery().await;
                     departing.push(worker);
                     return worked;
                 }
@@ -214,15 +232,23 @@ impl<H: Handler> Consumer<H> {
         warn!(queue = self.topology.names.queue, "outage: consuming is paused");
         self.metrics.outage(H::NAME, true);
         // Within one outage the wait stays as it is, so that its end is noticed soon.
-        let interval = Backoff { min: self.args.outage_probe_interval, max: LONGEST_PROBE_WAIT };
+        let min = self.args.outage_probe_interval;
+        let interval = Backoff { min, max: LONGEST_PROBE_WAIT.max(min) };
+        let mut said = false;
         while self.outage.is_on() {
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 () = tokio::time::sleep(interval.jittered(self.outage.in_a_row())) => {}
             }
             session.ensure_connected()?;
-            if self.database_answers().await {
-                self.outage.probed();
+            match self.probe_database().await {
+                Ok(()) => self.outage.probed(),
+                // Once: the others will say the same.
+                Err(error) if !said => {
+                    said = true;
+                    warn!(error = %error, "the database takes no messages yet");
+                }
+                Err(_) => {}
             }
         }
         info!(queue = self.topology.names.queue, "the database answers again: consuming goes on");
@@ -284,7 +310,6 @@ impl<'a, H: Handler> Departing<'a, H> {
 
     async fn leave(self) {
         let workers = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-        join_all(workers.iter().map(Worker::stop_delivery)).await;
         join_all(workers.into_iter().map(Worker::leave)).await;
     }
 }

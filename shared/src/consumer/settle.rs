@@ -7,7 +7,10 @@
 //! |---|---|---|
 //! | a retry queue | a confirmed copy, then an Ack | between the two: two copies, one effect |
 //! | its own queue, at the broker (RabbitMQ 4.3) | a reject, which the broker counts and delays | nothing: the message never left |
-//! | here, unacked, in its shard, if its failure is transient | waiting, with the shard behind it | the broker delivers it again, with its attempts forgotten |
+//! | here, unacked, in its shard, if its failure is transient | waiting, with the shard behind it | the broker delivers it again, with its attempts forgotten; a pause does the same |
+//!
+//! In an outage nothing is held here: a message that finds the database away every time it is tried
+//! alone must use up its attempts, or it would hold its shard up for ever.
 
 use super::worker::Worker;
 use super::{Consumer, Handler};
@@ -26,7 +29,8 @@ use tracing::{error, info, warn};
 
 impl<H: Handler> Worker<'_, H> {
     /// The step that the worker repeats. Returns once the delivery is settled; or, asked to pause
-    /// while its message waits for another attempt in place, without that: it is given back then.
+    /// while the message waits for another attempt or for the end of an alarm, without that: it is
+    /// given back then.
     ///
     /// # Errors
     /// The delivery is *not* settled, and the session must end: the broker will deliver it again.
@@ -86,9 +90,14 @@ impl<H: Handler> Worker<'_, H> {
             }
             RetryBackend::Buckets => {
                 let copy = retry_copy(message, &consumer.topology, delay, failure);
-                self.hand_over(copy, pause)
-                    .await
-                    .with_context(|| format!("a retry was not taken; it is for: {failure}"))?;
+                match self.hand_over(copy, pause).await {
+                    Ok(()) => {}
+                    Err(NotTaken::Paused) => return Ok(()),
+                    Err(not_taken) => {
+                        let what = format!("a retry was not taken; it is for: {failure}");
+                        return Err(anyhow::Error::from(not_taken).context(what));
+                    }
+                }
                 fault::point(Point::ConsumerAfterRetryConfirm);
                 consumer.log_retry(message, failure, delay);
                 ack(message).await
@@ -105,8 +114,10 @@ impl<H: Handler> Worker<'_, H> {
     ) -> anyhow::Result<()> {
         let consumer = self.consumer;
         let copy = park_copy(message, &consumer.topology, reason, failure, H::NAME);
-        if let Err(not_taken) = self.hand_over(copy, pause).await {
-            return leave_to_dead_lettering(message, not_taken, failure).await;
+        match self.hand_over(copy, pause).await {
+            Ok(()) => {}
+            Err(NotTaken::Paused) => return Ok(()),
+            Err(not_taken) => return leave_to_dead_lettering(message, not_taken, failure).await,
         }
         fault::point(Point::ConsumerAfterParkConfirm);
         error!(
@@ -146,7 +157,8 @@ impl<H: Handler> Worker<'_, H> {
             warn!(message_id = copy.message_id, "publishing is blocked by the broker");
             match pause.run_until_cancelled(wait_unblocked(connection)).await {
                 Some(Ok(())) => self.consumer.part.ok(),
-                Some(Err(_)) | None => return Err(trouble.into()),
+                Some(Err(_)) => return Err(trouble.into()),
+                None => return Err(NotTaken::Paused),
             }
         }
     }
@@ -196,7 +208,8 @@ impl<H: Handler> Consumer<H> {
     /// Whether a failure of this class holds up what is behind it. In a shard a transient one does:
     /// that is what shards are for. A missing predecessor does not, it may be right behind.
     fn blocks(&self, class: Class) -> bool {
-        class == Class::Transient && self.topology.args.ordering != Ordering::Gate
+        let in_shards = self.topology.args.ordering != Ordering::Gate;
+        in_shards && class == Class::Transient && !self.outage.is_on()
     }
 
     fn log_retry(&self, message: &Incoming, failure: &Failure, delay: Delay) {
@@ -238,6 +251,9 @@ enum NotTaken {
     Returned(String, String),
     #[error("the copy's fate is unknown: {0}")]
     Trouble(#[from] BrokerTrouble),
+    /// The message is given back, as any that is in hand without having been tried.
+    #[error("publishing was blocked when a pause began")]
+    Paused,
 }
 
 async fn ack(message: &Incoming) -> anyhow::Result<()> {
@@ -275,7 +291,7 @@ async fn leave_to_dead_lettering(
             Ok(())
         }
         // A new session declares what is missing, and has a sound channel.
-        NotTaken::Returned(..) | NotTaken::Trouble(_) => {
+        NotTaken::Returned(..) | NotTaken::Trouble(_) | NotTaken::Paused => {
             let what = format!("parking took no copy; the queue keeps the message, for: {failure}");
             Err(anyhow::Error::from(not_taken).context(what))
         }
