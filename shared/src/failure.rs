@@ -78,8 +78,18 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
+    /// With its causes, except where the one before has said the same.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#}", self.source)
+        let mut said = String::new();
+        for cause in self.source.chain() {
+            let text = cause.to_string();
+            if !said.contains(&text) {
+                let colon = if said.is_empty() { "" } else { ": " };
+                write!(f, "{colon}{text}")?;
+                said = text;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -210,6 +220,12 @@ mod tests {
         ] {
             assert_eq!(meaning_of_sqlstate(sqlstate), meaning, "{sqlstate}");
         }
+    }
+
+    #[test]
+    fn a_failure_tells_its_causes_and_nothing_twice() {
+        let cause = anyhow::anyhow!("disk full").context("error: disk full").context("COMMIT");
+        assert_eq!(Failure::unknown(cause).to_string(), "COMMIT: error: disk full");
     }
 
     #[test]
