@@ -212,7 +212,8 @@ pub struct RetentionArgs {
     /// is RETRY_MAX_AGE + PARKING_RETENTION + REDRIVE_HORIZON
     #[arg(long, env = "INBOX_RETENTION", default_value = "30d", value_parser = duration)]
     pub inbox_retention: Duration,
-    /// For how long after it was parked again a message may still be redriven
+    /// How long after a message was parked again people may still want to redrive it. Not enforced; it
+    /// counts for INBOX_RETENTION
     #[arg(long, env = "REDRIVE_HORIZON", default_value = "14d", value_parser = duration)]
     pub redrive_horizon: Duration,
 }
@@ -220,7 +221,8 @@ pub struct RetentionArgs {
 /// The operations port: health, metrics, and what only an operator may do.
 #[derive(Args, Clone)]
 pub struct OpsArgs {
-    /// Bearer token for operations that change something. Without one they are refused
+    /// Bearer token for operations that change something or show messages. Without one they are
+    /// refused
     #[arg(long, env = "OPERATIONS_TOKEN", hide_env_values = true)]
     pub operations_token: Option<String>,
     /// Readiness fails once the oldest unpublished event is older than this

@@ -1,8 +1,8 @@
 //! The envelope: what every message of this system looks like, whoever wrote it.
 //!
 //! It is written once, by the transaction that makes the fact true, and carried unchanged from then
-//! on: through the outbox, the broker, retries, parking and back. `id` names the fact; it is the
-//! only thing that deduplication ever looks at.
+//! on: through the outbox, the broker, retries, parking and back. `id` names the fact; deduplication goes
+//! by it ([`crate::inbox`]).
 
 use crate::events::current_version;
 use chrono::{DateTime, SubsecRound, Utc};

@@ -18,6 +18,8 @@
 //! At every moment one side owns the message; ARCHITECTURE.md has the table of owners. Each module
 //! that is a hop says which, what it guarantees, and what a crash in it does.
 
+// The blank lines keep rustfmt from sorting the path.
+
 // What is said: the message itself.
 pub mod envelope;
 

@@ -1,4 +1,4 @@
-//! RabbitMQ's management API, as far as policies need it: four requests.
+//! RabbitMQ's management API, as far as policies and shards need it: four requests.
 //!
 //! A quorum queue reports its effective policy with every tick, 5 s by default: a change shows that
 //! much later, and a broker that has just started reports nothing at all for a moment. So whoever

@@ -16,7 +16,7 @@
 //! ```
 //!
 //! On trial, one more failure is enough: a database that answers a probe and still fails messages
-//! costs one attempt of one message for each, ever longer, wait.
+//! costs one message one attempt after each wait, and the waits grow.
 //!
 //! A crash forgets the mode, and loses nothing: what was prefetched is delivered again, and the next
 //! process finds the outage out by itself or, at its start, waits for the database to migrate it.

@@ -130,8 +130,7 @@ fn definition(topology: &Topology, queue: &str, broker: BrokerVersion) -> Value 
             "overflow": "reject-publish",
         });
         if broker >= BrokerVersion::UNLIMITED {
-            // Looking at a parked message returns it to the queue, which counts as a delivery. That
-            // must never be what drops it.
+            // A look that crashes counts as a delivery. That must never be what drops a message.
             parking["delivery-limit"] = json!(-1);
         }
         return parking;

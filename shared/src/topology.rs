@@ -27,6 +27,8 @@
 //! When the ordering is changed, nothing is left behind: Q is still declared and consumed, bound to
 //! nothing; and so are shards of another number, which the management API names.
 //!
+//! A crash half-way leaves a part declared or bound; whoever comes next does all of it again.
+//!
 //! With `--retry-backend native` there are no retry queues: a failed message waits in the queue that
 //! it came from, as that queue's policy says.
 
@@ -236,8 +238,8 @@ impl Topology {
     }
 
     /// Binds them, and leaves what another ordering had bound without anything new: the queue, or the
-    /// `stray` shards. To be called after the policies are known to be in force: a process with an
-    /// older configuration must not turn the bindings back before it notices that it is outdated.
+    /// `stray` shards. To be called after the policies are known to be in force: a process that
+    /// will not consume must not turn the bindings back.
     ///
     /// # Errors
     /// As [`Topology::declare`].

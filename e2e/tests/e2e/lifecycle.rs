@@ -180,6 +180,8 @@ async fn the_outbox_tables_of_both_services_are_one_and_the_same() -> Result<()>
 #[tokio::test]
 async fn every_variable_is_in_the_example_environment_with_its_default() -> Result<()> {
     let example = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../.env.example"))?;
+    let compose =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docker-compose.yml"))?;
     let mut seen = 0;
     for service in ["orders-service", "inventory-service"] {
         // `[env: NAME=]`, and `[default: VALUE]` in the paragraph of the same option.
@@ -197,6 +199,9 @@ async fn every_variable_is_in_the_example_environment_with_its_default() -> Resu
                 _ => format!("#{name}={default}"),
             };
             assert!(example.contains(&line), "{service}: {line:?} is not in .env.example");
+            let set_in_images = ["HTTP_LISTEN", "OPS_LISTEN", "ROLES"].contains(&name);
+            let passed_on = compose.contains(&format!("  {name}:"));
+            assert!(passed_on || set_in_images, "{name} is not in docker-compose.yml");
         }
     }
     assert!(seen > 60, "only {seen} options were found in the help");

@@ -1,6 +1,7 @@
 //! One connected life of a consumer: connect, declare, check, consume; until something breaks.
 //!
-//! It consumes lanes: the queue, or each of its shards. A lane begins *cautiously*, with one worker
+//! It consumes lanes: the queue and, where there are any, its shards, those of an earlier number
+//! included. A lane begins *cautiously*, with one worker
 //! and one message ahead. A process that died had a window of messages in its hands, and one of them
 //! may be what it died of; all of them come again, and each time counts toward the limit after which
 //! the broker parks a message. Taken one by one, the others are settled, and the one that kills is
@@ -78,8 +79,8 @@ impl<H: Handler> Consumer<H> {
         drifted.unwrap_or(Ok(())).and(consumed)
     }
 
-    /// Connects, declares, sees that policies are in force, and only then binds: a process with an
-    /// outdated configuration ends here before it has changed anything for the others.
+    /// Connects, declares, sees that policies are in force, and only then binds: a process whose
+    /// retries would go astray ends here before it has changed anything for the others.
     async fn set_up(&self, brokers: &Connectors) -> anyhow::Result<Session> {
         let consuming = brokers.consuming.connect().await?;
         let publishing = brokers.publishing.connect().await?;

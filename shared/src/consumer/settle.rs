@@ -9,8 +9,8 @@
 //! | its own queue, at the broker (RabbitMQ 4.3) | a reject, which the broker counts and delays | nothing: the message never left |
 //! | here, unacked, in its shard, if its failure is transient | waiting, with the shard behind it | the broker delivers it again, with its attempts forgotten; a pause does the same |
 //!
-//! In an outage nothing is held here: a message that finds the database away every time it is tried
-//! alone must use up its attempts, or it would hold its shard up for ever.
+//! On trial after an outage a failing message is not held here but goes where others wait: held, it
+//! would begin with all its attempts after each pause, and block its shard for ever.
 
 use super::worker::Worker;
 use super::{Consumer, Handler};

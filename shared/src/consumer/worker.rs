@@ -1,4 +1,5 @@
 //! One worker: a channel to consume on, another to publish on, one message in hand at a time.
+//! A crash leaves what it holds unacked: it is delivered again, and that counts as a delivery.
 //!
 //! A worker that has heard nothing for long subscribes anew. Measured on RabbitMQ 3.10.8: where a
 //! quorum queue is deleted and at once declared again, its consumers are not told, and would wait for

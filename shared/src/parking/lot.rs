@@ -2,7 +2,7 @@
 //! next one comes; at the end all are given back.
 //!
 //! A crash here gives them back too, as the broker sees the connection end. Neither can lose a
-//! message: they are given back by a nack, which RabbitMQ 4 does not count toward a delivery limit,
+//! message: a look ends with a nack, which RabbitMQ 4 does not count toward a delivery limit,
 //! and the parking queue's policy has none anyway (before 4.0 none is the default).
 //!
 //! While somebody looks, nobody else sees what is held: a second look finds less, or nothing.

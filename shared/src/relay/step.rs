@@ -1,4 +1,4 @@
-//! The relay's step: one batch, from claim to mark.
+//! The relay's step: one batch, from read to mark.
 
 use crate::config::RelayArgs;
 use crate::db::bounded;
