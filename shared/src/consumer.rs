@@ -14,6 +14,7 @@
 //! Each worker has a channel of its own to consume and one to publish, on two connections: a broker
 //! in distress blocks connections that publish, and acks must not be stuck behind that.
 
+mod lane;
 mod session;
 mod settle;
 mod worker;
