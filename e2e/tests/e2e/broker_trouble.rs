@@ -1,14 +1,15 @@
 //! The broker in trouble: restarted, frozen, blocked, with something deleted. Each ends in recovery,
 //! with readiness that told, and with the same consumers as before.
 
-use crate::support::{logged, order_event, publish, wait_logged, with_id};
+use crate::support::{
+    declare_anew, first_event, logged, order_event, publish, second_event, wait_logged, with_id,
+};
 use anyhow::{Context, Result, ensure};
 use e2e::oracle::Expect;
 use e2e::service::Service;
 use e2e::system::{Options, System};
 use e2e::wait::{until, until_true};
-use lapin::options::{ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions};
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::options::ExchangeDeleteOptions;
 use serde_json::{Value, json};
 
 const QUEUE: &str = "inventory.orders";
@@ -38,15 +39,6 @@ async fn wait_consumers(system: &System) -> Result<()> {
         Ok(Some(()))
     })
     .await
-}
-
-/// Declares the queue, as somebody else would.
-async fn declare(system: &System, kind: &str) -> Result<()> {
-    let durable = QueueDeclareOptions { durable: true, ..Default::default() };
-    let mut arguments = FieldTable::default();
-    arguments.insert("x-queue-type".into(), AMQPValue::LongString(kind.into()));
-    system.broker.channel.queue_declare(QUEUE.into(), durable, arguments).await?;
-    Ok(())
 }
 
 /// Orders are placed while the trouble lasts; both services say that they are not ready, and why; all
@@ -193,11 +185,7 @@ async fn consumers_that_are_not_told_of_their_queues_end_find_it_out() -> Result
     system.set_stock("book-17", 10).await?;
     wait_consumers(&system).await?;
     // Deleted, and there again before anybody could have noticed.
-    system.broker.delete_queue(QUEUE).await?;
-    declare(&system, "quorum").await?;
-    let (exchange, key) = ("orders".into(), "order.*".into());
-    let (options, none) = (QueueBindOptions::default(), FieldTable::default());
-    system.broker.channel.queue_bind(QUEUE.into(), exchange, key, options, none).await?;
+    declare_anew(&system, QUEUE, "quorum").await?;
     let order = system.place(&[("book-17", 1)]).await?;
     system.wait_status(&order, "confirmed").await?;
     wait_consumers(&system).await?;
@@ -210,21 +198,13 @@ async fn an_exchange_that_is_gone_closes_the_channel_and_is_declared_again() -> 
     let retry = "inventory.orders.retry";
     system.broker.channel.exchange_delete(retry.into(), ExchangeDeleteOptions::default()).await?;
     // A gap: it will be retried, into an exchange that is not there (404).
-    let mut second = order_event("second", "order.cancelled", 1, json!({}));
-    second["aggregate"]["version"] = json!(2);
-    publish(&system, &second).await?;
+    publish(&system, &second_event()).await?;
     let inventory = &system.inventory()?.child;
     let failed = wait_logged(inventory, "session failed").await?;
     assert!(failed["error"].to_string().contains("NOT_FOUND"), "{failed}");
     wait_logged(inventory, "message will be retried").await?;
     wait_consumers(&system).await?;
-    let mut first = second.clone();
-    first["id"] = json!("first");
-    first["type"] = json!("order.created");
-    first["schema_version"] = json!(3);
-    first["aggregate"]["version"] = json!(1);
-    first["data"] = json!({"lines": [{"sku": "nothing", "count": 1}]});
-    publish(&system, &first).await?;
+    publish(&system, &first_event()).await?;
     system.wait_inbox("second").await?;
     system.take_parked("orders.inventory").await?;
     sqlx::query("DELETE FROM outbox").execute(&system.inventory_db).await?;
@@ -241,8 +221,7 @@ async fn a_queue_of_the_wrong_kind_is_refused_until_it_is_gone() -> Result<()> {
     .await?;
     system.set_stock("book-17", 10).await?;
     // Deleted and at once declared by somebody else, as a classic queue: ours cannot be (406).
-    system.broker.delete_queue(QUEUE).await?;
-    declare(&system, "classic").await?;
+    declare_anew(&system, QUEUE, "classic").await?;
     let inventory = system.inventory()?;
     inventory
         .child

@@ -1,7 +1,7 @@
 //! Hops 7 and 8 when the next owner is not there: retries and parking whose bindings are gone, messages
 //! that kill whoever takes them.
 
-use crate::support::{logged, order_event, publish, wait_logged, with_id};
+use crate::support::{first_event, logged, publish, second_event, wait_logged, with_id};
 use anyhow::{Context, Result, ensure};
 use chrono::{DateTime, TimeDelta, Utc};
 use e2e::broker::Broker;
@@ -10,7 +10,7 @@ use e2e::service::Service;
 use e2e::system::{Options, System};
 use e2e::wait::{DEADLINE, until_true};
 use lapin::types::FieldTable;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::JoinHandle;
@@ -54,23 +54,6 @@ fn failed_sessions(system: &System) -> Result<Vec<Value>> {
 fn time(line: &Value) -> Result<DateTime<Utc>> {
     let text = line["timestamp"].as_str().context("a log line without a time")?;
     Ok(text.parse()?)
-}
-
-/// Version 2 of an order whose version 1 has not come: it has to be retried.
-fn second_event() -> Value {
-    let mut second = order_event("second", "order.cancelled", 1, json!({}));
-    second["aggregate"]["version"] = json!(2);
-    second
-}
-
-fn first_event() -> Value {
-    let mut first = second_event();
-    first["id"] = json!("first");
-    first["type"] = json!("order.created");
-    first["schema_version"] = json!(3);
-    first["aggregate"]["version"] = json!(1);
-    first["data"] = json!({"lines": [{"sku": "nothing", "count": 1}]});
-    first
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! The database away for longer than any message's budget: the backlog waits, and uses up nothing.
 
-use crate::support::{logged, wait_logged};
+use crate::support::{declare_anew, logged, wait_logged};
 use anyhow::{Context, Result, ensure};
+use e2e::broker::Seen;
 use e2e::system::{Options, System};
 use e2e::wait::{until, until_true};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -190,5 +191,30 @@ async fn in_shards_too_an_outage_uses_up_no_messages_attempts() -> Result<()> {
     assert_eq!(logged(&system.inventory()?.child, "message is parked").len(), 0);
     let used_up = retries(&system)?;
     assert!(used_up <= A_HANDFUL, "{used_up} attempts were used up");
+    system.finish().await
+}
+
+#[tokio::test]
+async fn on_trial_too_a_consumer_finds_out_that_its_queue_is_no_more() -> Result<()> {
+    const QUEUE: &str = "inventory.orders";
+    let system = system_with(vec![("TOPOLOGY_CHECK_INTERVAL", "1s")]).await?;
+    system.inventory_postgres.sigkill()?;
+    place(&system, 10).await?;
+    wait_outage(&system).await?;
+    until_true("all to wait", async || Ok(system.broker.depth(QUEUE).await? == 10)).await?;
+    // With nothing there to be tried with, the trial goes on.
+    let mut taken = Vec::new();
+    while let Some(message) = system.broker.take(QUEUE).await? {
+        taken.push(message);
+    }
+    system.inventory_postgres.start_again().await?;
+    let inventory = system.inventory()?;
+    wait_logged(&inventory.child, "the database answers again: consuming goes on").await?;
+    inventory.wait_ready().await?;
+    declare_anew(&system, QUEUE, "quorum").await?;
+    for Seen { properties, body, .. } in taken {
+        system.broker.publish("", QUEUE, properties, &body).await?;
+    }
+    wait_confirmed(&system, 10).await?;
     system.finish().await
 }

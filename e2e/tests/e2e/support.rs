@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use e2e::child::Child;
 use e2e::system::System;
 use lapin::BasicProperties;
+use lapin::options::{QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use serde_json::{Value, json};
 
@@ -73,5 +74,37 @@ pub async fn sabotage(system: &System, sqlstate: &str) -> Result<()> {
 /// Ends [`sabotage`].
 pub async fn mend(system: &System) -> Result<()> {
     sqlx::query("DROP FUNCTION sabotage() CASCADE").execute(&system.inventory_db).await?;
+    Ok(())
+}
+
+/// Version 2 of an order whose version 1 has not come: it has to be retried.
+pub fn second_event() -> Value {
+    let mut second = order_event("second", "order.cancelled", 1, json!({}));
+    second["aggregate"]["version"] = json!(2);
+    second
+}
+
+/// The version 1 that [`second_event`] waits for.
+pub fn first_event() -> Value {
+    let mut first = second_event();
+    first["id"] = json!("first");
+    first["type"] = json!("order.created");
+    first["schema_version"] = json!(3);
+    first["aggregate"]["version"] = json!(1);
+    first["data"] = json!({"lines": [{"sku": "nothing", "count": 1}]});
+    first
+}
+
+/// Deletes a consumer's queue and declares it at once, as somebody else would, bound as it was.
+pub async fn declare_anew(system: &System, queue: &str, kind: &str) -> Result<()> {
+    let channel = &system.broker.channel;
+    let durable = QueueDeclareOptions { durable: true, ..Default::default() };
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString(kind.into()));
+    system.broker.delete_queue(queue).await?;
+    channel.queue_declare(queue.into(), durable, arguments).await?;
+    let (exchange, key) = ("orders".into(), "order.*".into());
+    let (options, none) = (QueueBindOptions::default(), FieldTable::default());
+    channel.queue_bind(queue.into(), exchange, key, options, none).await?;
     Ok(())
 }

@@ -66,18 +66,28 @@ impl<H: Handler> Consumer<H> {
         widen: &CancellationToken,
         pause: &CancellationToken,
     ) -> anyhow::Result<()> {
-        let tag = format!("{}-cautious", lane.queue);
-        let mut worker = Worker::open(self, session, &lane.queue, tag, 1).await?;
+        let open = async || {
+            let tag = format!("{}-cautious", lane.queue);
+            Worker::open(self, session, &lane.queue, tag, 1).await
+        };
+        let mut worker = open().await?;
         if ready.open.fetch_add(1, Ordering::Relaxed) + 1 == ready.lanes {
             self.part.ok();
         }
         let mut left = u32::from(lane.workers) * u32::from(self.args.consumer_prefetch.get());
         let mut settled = Ok(());
         while left > 0 {
-            let message = match worker.next_within(QUIET, pause).await {
+            let idle =
+                if self.outage.on_trial() { self.args.topology_check_interval } else { QUIET };
+            let message = match worker.next_within(idle, pause).await {
                 Ok(Some(message)) => message,
-                // Nothing is ready: so nothing has shown yet that the database is really back.
-                Ok(None) if self.outage.on_trial() && !pause.is_cancelled() => continue,
+                // Nothing comes: so nothing has shown yet that the database is really back. As any idle
+                // worker, this one subscribes anew before it waits on.
+                Ok(None) if self.outage.on_trial() && !pause.is_cancelled() => {
+                    worker.leave().await;
+                    worker = open().await?;
+                    continue;
+                }
                 Ok(None) => break,
                 Err(error) => {
                     settled = Err(error);
