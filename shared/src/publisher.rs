@@ -64,27 +64,19 @@ pub enum BrokerTrouble {
 }
 
 impl BrokerTrouble {
-    /// Whether the broker closed the channel because of what a message is (too large, say), rather
-    /// than because of itself or of what this service may do. In a batch of one, that message is to
-    /// blame.
+    /// Whether the broker closed the channel because of what some message of the batch is (too large,
+    /// say; 406), rather than because of itself or of what this service may do. Going on to send on a
+    /// channel that the broker has just closed takes the connection down (504), be it the rest of the
+    /// batch or the rest of that very message. In a batch of one, that message is to blame.
     #[must_use]
-    pub fn blames_the_message(&self) -> bool {
+    pub fn blames_a_message(&self) -> bool {
         let Self::Client(error) = self else { return false };
         let ErrorKind::ProtocolError(error) = error.kind() else { return false };
-        matches!(error.kind(), AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED))
-    }
-}
-
-impl BrokerTrouble {
-    /// Whether some message of the batch may have caused it. Beside what
-    /// [`BrokerTrouble::blames_the_message`] says, this is what comes of going on to publish on a
-    /// channel that the broker has just closed: it takes the connection down.
-    #[must_use]
-    pub fn may_be_a_message(&self) -> bool {
-        let Self::Client(error) = self else { return false };
-        let ErrorKind::ProtocolError(error) = error.kind() else { return false };
-        let went_on = matches!(error.kind(), AMQPErrorKind::Hard(AMQPHardError::CHANNELERROR));
-        went_on || self.blames_the_message()
+        matches!(
+            error.kind(),
+            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)
+                | AMQPErrorKind::Hard(AMQPHardError::CHANNELERROR)
+        )
     }
 }
 

@@ -68,7 +68,7 @@ impl Step {
 
         let began = Instant::now();
         let verdicts = match self.publisher.publish_all(&batch).await {
-            Err(trouble) if self.one_by_one && trouble.blames_the_message() => {
+            Err(trouble) if self.one_by_one && trouble.blames_a_message() => {
                 // The batch was this one row, and this row is what the broker will not have.
                 if let Some(row) = batched.first() {
                     let refusal = self.refuse(row, format!("the broker refused it: {trouble}"));
@@ -105,11 +105,12 @@ impl Step {
     /// sending one by one, and back once the row is found.
     pub fn suspects_a_row(&mut self, trouble: &anyhow::Error) -> bool {
         let Some(trouble) = trouble.downcast_ref::<BrokerTrouble>() else { return false };
-        let found = self.one_by_one && trouble.blames_the_message();
-        if trouble.may_be_a_message() {
-            self.one_by_one = !found;
+        let suspicious = trouble.blames_a_message();
+        if suspicious {
+            // One by one, the row that was sent is the one, and is found.
+            self.one_by_one = !self.one_by_one;
         }
-        trouble.may_be_a_message()
+        suspicious
     }
 
     fn refuse(&self, row: &DueRow, error: String) -> RefusedRow {
