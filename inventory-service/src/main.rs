@@ -9,7 +9,7 @@ mod config;
 mod order_events;
 mod release_stock;
 mod reserve_stock;
-mod stock;
+use inventory_service::stock;
 
 // What people do here.
 mod api;

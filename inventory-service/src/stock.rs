@@ -6,6 +6,9 @@ use std::collections::HashMap;
 
 /// All lines or none. `free` is what is left of each sku that exists. The refusal names the first
 /// line, in sku order, that cannot be served.
+///
+/// # Errors
+/// The refusal: a "no" that is an answer like any other.
 pub fn decide(lines: &Lines, free: &HashMap<String, i64>) -> Result<(), Refusal> {
     for line in lines.as_slice() {
         let reason = match free.get(line.sku.as_str()) {

@@ -13,6 +13,7 @@ use crate::orders_table::{Locked, lock_order, move_order, show_order};
 use serde_json::json;
 use shared::envelope::{self, Envelope};
 use shared::events::current_version;
+use shared::fault::{self, Point};
 use shared::outbox;
 use shared::pool::Pool;
 use shared::trace_context::TraceContext;
@@ -61,7 +62,9 @@ pub async fn cancel_order(
         Transition::TooLate | Transition::Forbidden => return Ok(Cancelled::No(status)),
     }
     let order = show_order(&mut tx, order_id).await?;
+    fault::point(Point::CancelOrderBeforeCommit);
     tx.commit().await?;
     loan.give_back();
+    fault::point(Point::CancelOrderAfterCommit);
     Ok(order.map_or(Cancelled::NoSuchOrder, Cancelled::Yes))
 }

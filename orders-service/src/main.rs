@@ -7,8 +7,8 @@ mod api;
 mod config;
 
 // What an order is.
-mod order;
 mod orders_table;
+use orders_service::order;
 
 // What happens to it, in this order.
 mod place_order;

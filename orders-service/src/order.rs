@@ -28,6 +28,8 @@ pub enum Status {
 }
 
 impl Status {
+    /// As it is written in the table.
+    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Created => "created",
@@ -38,6 +40,9 @@ impl Status {
     }
 
     /// As the table's CHECK allows it.
+    ///
+    /// # Errors
+    /// When the text is no status.
     pub fn from_column(text: &str) -> sqlx::Result<Self> {
         match text {
             "created" => Ok(Self::Created),
@@ -49,6 +54,7 @@ impl Status {
     }
 
     /// What asking for `to` means in this state.
+    #[must_use]
     pub fn transition(self, to: Self) -> Transition {
         use Status as S;
         match (self, to) {
@@ -79,10 +85,13 @@ pub enum Transition {
 /// An order as the API shows it.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Order {
+    /// Its name, chosen when it was placed
     pub id: Uuid,
+    /// Where it is in its life
     pub status: Status,
     /// Counts the changes of status; also the version of the event that tells of the last one
     pub version: i64,
+    /// Whose it is, as the client told
     #[serde(skip_serializing_if = "Option::is_none")]
     pub customer_id: Option<String>,
     /// One line for each sku, by sku
@@ -90,18 +99,24 @@ pub struct Order {
     /// Why it was rejected
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rejection: Option<Rejection>,
+    /// When it was placed
     pub created_at: DateTime<Utc>,
+    /// When its status changed last
     pub updated_at: DateTime<Utc>,
 }
 
+/// One thing of an order.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct OrderLine {
+    /// What
     #[schema(example = "book-17")]
     pub sku: String,
+    /// How many
     #[schema(example = 1)]
     pub count: i32,
 }
 
+/// Why an order cannot be had.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Rejection {
     /// `out_of_stock` or `unknown_sku`
@@ -114,6 +129,7 @@ pub struct Rejection {
 
 impl Order {
     /// A new order, as it is before anybody has heard of it.
+    #[must_use]
     pub fn new(id: Uuid, customer_id: Option<String>, lines: &Lines, now: DateTime<Utc>) -> Self {
         let line = |line: &Line| OrderLine { sku: line.sku.to_string(), count: line.count };
         Self {
@@ -130,6 +146,7 @@ impl Order {
 }
 
 /// The order, as events name it.
+#[must_use]
 pub fn aggregate(order_id: Uuid, version: i64) -> Aggregate {
     Aggregate { kind: "order".into(), id: order_id.to_string(), version }
 }

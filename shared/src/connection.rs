@@ -6,6 +6,8 @@
 //! jitter, and begin again. What a dropped session had not acked, the broker hands out once more;
 //! what it had not seen confirmed is published once more.
 
+mod attempt;
+
 use crate::backoff::Backoff;
 use crate::config::BrokerArgs;
 use crate::health::Part;
@@ -13,53 +15,38 @@ use anyhow::Context;
 use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use std::time::{Duration, Instant};
-use tokio::sync::Mutex;
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// Makes one connection after the other for one purpose, and never more than one at a time.
+/// Makes connections for one purpose.
 pub struct Connector {
     broker: BrokerArgs,
     name: &'static str,
-    /// An attempt that a frozen broker has not answered yet. The client library cannot call it off:
-    /// dropping it would leave its thread and its socket behind, one more with every attempt. So it
-    /// is waited for again.
-    pending: Mutex<Option<JoinHandle<lapin::Result<Connection>>>>,
 }
 
 impl Connector {
     /// `name` is what the broker's management page shows.
     #[must_use]
     pub fn new(broker: BrokerArgs, name: &'static str) -> Self {
-        Self { broker, name, pending: Mutex::new(None) }
+        Self { broker, name }
     }
 
-    /// Connects, logs in, opens the virtual host; all within the configured bound.
+    /// Connects, logs in, opens the virtual host; all within the configured bound. An attempt that is
+    /// given up leaves nothing behind.
     ///
     /// # Errors
     /// When that fails or takes too long. The message holds no password.
     pub async fn connect(&self) -> anyhow::Result<Connection> {
-        let mut pending = self.pending.lock().await;
-        let attempt = match pending.as_mut() {
-            Some(attempt) => attempt,
-            None => pending.insert(tokio::spawn(self.attempt()?)),
-        };
-        // lapin's own timeout covers TCP alone; a frozen broker would hold the login up for ever.
-        let bound = self.broker.amqp_connect_timeout;
-        let connected = tokio::time::timeout(bound, attempt)
-            .await
-            .with_context(|| format!("the broker did not answer within {bound:?}"))?;
-        *pending = None;
-        connected.context("connecting panicked")?.context("cannot connect to the broker")
-    }
-
-    fn attempt(&self) -> anyhow::Result<impl Future<Output = lapin::Result<Connection>> + use<>> {
         let mut uri = amqp_uri(&self.broker.amqp_url)?;
         let heartbeat = u16::try_from(self.broker.amqp_heartbeat.as_secs()).unwrap_or(u16::MAX);
         uri.query.heartbeat.get_or_insert(heartbeat.max(1));
         let properties = ConnectionProperties::default().with_connection_name(self.name.into());
-        Ok(Connection::connect_uri(uri, properties))
+        // lapin's own timeout covers TCP alone; a frozen broker would hold the login up for ever.
+        let bound = self.broker.amqp_connect_timeout;
+        tokio::time::timeout(bound, attempt::connect(uri, properties, bound))
+            .await
+            .with_context(|| format!("the broker did not answer within {bound:?}"))?
+            .context("cannot connect to the broker")
     }
 }
 

@@ -6,70 +6,73 @@
 //! flushed, no socket is closed in an orderly way. With `FAULT_ACTION=stop` it freezes there instead,
 //! until somebody sends SIGCONT; with `FAULT_ACTION=panic` it panics.
 
-/// Where. Each name is `{module}.{before|after}_{what}`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Point {
-    /// Order, key and event are written, not committed.
-    PlaceOrderBeforeCommit,
-    /// They are committed, the client does not know.
-    PlaceOrderAfterCommit,
-    /// The batch is read, nothing is sent.
-    RelayAfterClaim,
-    /// A batch has left for the broker, its confirms have not been looked at.
-    PublisherBeforeConfirm,
-    /// The broker has the batch, the table does not know.
-    RelayBeforeMark,
-    /// The table knows.
-    RelayAfterMark,
-    /// The effect is written, not committed.
-    ConsumerBeforeCommit,
-    /// The effect is committed, the broker does not know.
-    ConsumerAfterCommit,
-    /// The retry copy is in its queue, the original is not acked.
-    ConsumerAfterRetryConfirm,
-    /// The parking copy is in its queue, the original is not acked.
-    ConsumerAfterParkConfirm,
-    /// A parked message is about to be sent back to its queue.
-    RedriveBeforePublish,
-    /// Its copy is in the queue, the parked original is not acked.
-    RedriveAfterConfirm,
+/// Declares [`Point`] with its names and the list of all, so that none can be missing from the list.
+macro_rules! points {
+    ($($(#[doc = $doc:literal])+ $point:ident = $name:literal,)+) => {
+        /// Where. Each name is `{module}.{before|after}_{what}`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Point {
+            $($(#[doc = $doc])+ $point,)+
+        }
+
+        impl Point {
+            /// Every point there is, in the order of a message's path.
+            pub const ALL: &[Self] = &[$(Self::$point),+];
+
+            /// As it is written in `FAULT_POINT`.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$point => $name,)+
+                }
+            }
+        }
+    };
 }
 
-impl Point {
-    /// Every point there is.
-    pub const ALL: &[Self] = &[
-        Self::PlaceOrderBeforeCommit,
-        Self::PlaceOrderAfterCommit,
-        Self::RelayAfterClaim,
-        Self::PublisherBeforeConfirm,
-        Self::RelayBeforeMark,
-        Self::RelayAfterMark,
-        Self::ConsumerBeforeCommit,
-        Self::ConsumerAfterCommit,
-        Self::ConsumerAfterRetryConfirm,
-        Self::ConsumerAfterParkConfirm,
-        Self::RedriveBeforePublish,
-        Self::RedriveAfterConfirm,
-    ];
-
-    /// As it is written in `FAULT_POINT`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::PlaceOrderBeforeCommit => "place_order.before_commit",
-            Self::PlaceOrderAfterCommit => "place_order.after_commit",
-            Self::RelayAfterClaim => "relay.after_claim",
-            Self::PublisherBeforeConfirm => "publisher.before_confirm",
-            Self::RelayBeforeMark => "relay.before_mark",
-            Self::RelayAfterMark => "relay.after_mark",
-            Self::ConsumerBeforeCommit => "consumer.before_commit",
-            Self::ConsumerAfterCommit => "consumer.after_commit",
-            Self::ConsumerAfterRetryConfirm => "consumer.after_retry_confirm",
-            Self::ConsumerAfterParkConfirm => "consumer.after_park_confirm",
-            Self::RedriveBeforePublish => "redrive.before_publish",
-            Self::RedriveAfterConfirm => "redrive.after_confirm",
-        }
-    }
+points! {
+    /// Order, key and event are written, not committed.
+    PlaceOrderBeforeCommit = "place_order.before_commit",
+    /// They are committed, the client does not know.
+    PlaceOrderAfterCommit = "place_order.after_commit",
+    /// The order's end and its event are written, not committed.
+    CancelOrderBeforeCommit = "cancel_order.before_commit",
+    /// They are committed, the client does not know.
+    CancelOrderAfterCommit = "cancel_order.after_commit",
+    /// The relay leads and has not looked yet.
+    RelayBeforeClaim = "relay.before_claim",
+    /// The batch is read, nothing is sent.
+    RelayAfterClaim = "relay.after_claim",
+    /// A batch (of a relay, or one copy of a consumer or of a redrive) is about to leave.
+    PublisherBeforePublish = "publisher.before_publish",
+    /// It has left for the broker, its confirms have not been looked at.
+    PublisherBeforeConfirm = "publisher.before_confirm",
+    /// Its confirms are in, nobody has drawn a consequence.
+    PublisherAfterConfirm = "publisher.after_confirm",
+    /// The broker has the batch, the table does not know.
+    RelayBeforeMark = "relay.before_mark",
+    /// The table knows.
+    RelayAfterMark = "relay.after_mark",
+    /// The effect is written, not committed.
+    ConsumerBeforeCommit = "consumer.before_commit",
+    /// The effect is committed, the broker does not know.
+    ConsumerAfterCommit = "consumer.after_commit",
+    /// The broker has been told, as far as this process can tell.
+    ConsumerAfterAck = "consumer.after_ack",
+    /// The message has failed and is to be tried again, nothing is sent.
+    ConsumerBeforeRetryPublish = "consumer.before_retry_publish",
+    /// The retry copy is in its queue, the original is not acked.
+    ConsumerAfterRetryConfirm = "consumer.after_retry_confirm",
+    /// The message is to be parked, nothing is sent.
+    ConsumerBeforeParkPublish = "consumer.before_park_publish",
+    /// The parking copy is in its queue, the original is not acked.
+    ConsumerAfterParkConfirm = "consumer.after_park_confirm",
+    /// A parked message is about to be sent back to its queue.
+    RedriveBeforePublish = "redrive.before_publish",
+    /// Its copy is in the queue, the parked original is not acked.
+    RedriveAfterConfirm = "redrive.after_confirm",
+    /// The parked original is acked, the audit row does not count it.
+    RedriveAfterAck = "redrive.after_ack",
 }
 
 const ACTIONS: &[&str] = &["kill", "stop", "panic"];

@@ -14,6 +14,7 @@
 //! A crash, a time-out or a broken channel leaves the outcome of a batch unknown. The caller then
 //! publishes the same ids again; receivers absorb what arrives twice.
 
+use crate::fault::{self, Point};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::types::ShortString;
@@ -131,6 +132,7 @@ impl Publisher {
     }
 
     async fn publish_and_await(&self, batch: &[Outgoing]) -> Result<Vec<Verdict>, BrokerTrouble> {
+        fault::point(Point::PublisherBeforePublish);
         let mandatory = BasicPublishOptions { mandatory: true, ..Default::default() };
         let mut pending = Vec::with_capacity(batch.len());
         for message in batch {
@@ -156,7 +158,7 @@ impl Publisher {
                 }
             }
         }
-        crate::fault::point(crate::fault::Point::PublisherBeforeConfirm);
+        fault::point(Point::PublisherBeforeConfirm);
 
         let mut acked = Vec::with_capacity(batch.len());
         let mut returned = HashMap::new();
@@ -175,6 +177,7 @@ impl Publisher {
                 returned.insert(id.unwrap_or_default(), why);
             }
         }
+        fault::point(Point::PublisherAfterConfirm);
         Ok(pair(batch.iter().map(|message| message.message_id.as_str()), &acked, &returned))
     }
 }

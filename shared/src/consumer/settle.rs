@@ -15,14 +15,13 @@
 use super::worker::Worker;
 use super::{Consumer, Handler};
 use crate::config::{Delay, Ordering, RetryBackend};
-use crate::connection::{BLOCKED, wait_unblocked};
+use crate::connection::{BLOCKED, bounded, wait_unblocked};
 use crate::failure::{Class, Failure};
 use crate::fault::{self, Point};
 use crate::incoming::Incoming;
 use crate::publisher::{BrokerTrouble, Outgoing, Publisher, Verdict};
 use crate::republish::{park_copy, retry_copy};
 use crate::retry::{Disposition, Facts, Outcome, ParkReason, decide};
-use anyhow::Context;
 use lapin::options::{BasicAckOptions, BasicRejectOptions};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -89,6 +88,7 @@ impl<H: Handler> Worker<'_, H> {
                 Ok(())
             }
             RetryBackend::Buckets => {
+                fault::point(Point::ConsumerBeforeRetryPublish);
                 let copy = retry_copy(message, &consumer.topology, delay, failure);
                 match self.hand_over(copy, pause).await {
                     Ok(()) => {}
@@ -113,6 +113,7 @@ impl<H: Handler> Worker<'_, H> {
         pause: &CancellationToken,
     ) -> anyhow::Result<()> {
         let consumer = self.consumer;
+        fault::point(Point::ConsumerBeforeParkPublish);
         let copy = park_copy(message, &consumer.topology, reason, failure, H::NAME);
         match self.hand_over(copy, pause).await {
             Ok(()) => {}
@@ -258,15 +259,16 @@ enum NotTaken {
 
 async fn ack(message: &Incoming) -> anyhow::Result<()> {
     // An Ack has no answer. If it is lost with the connection, the message comes again and is a
-    // duplicate.
-    message.delivery.ack(BasicAckOptions::default()).await.context("cannot ack")?;
+    // duplicate. Where the connection dies at this moment, lapin may never say so (seen with a process
+    // that woke from a freeze): hence the bound.
+    bounded("acking", message.delivery.ack(BasicAckOptions::default())).await?;
+    fault::point(Point::ConsumerAfterAck);
     Ok(())
 }
 
 /// Gives it up: to the broker's delay, or to its dead lettering.
 async fn reject(message: &Incoming, requeue: bool) -> anyhow::Result<()> {
-    let rejected = message.delivery.reject(BasicRejectOptions { requeue }).await;
-    rejected.context("cannot reject")?;
+    bounded("rejecting", message.delivery.reject(BasicRejectOptions { requeue })).await?;
     Ok(())
 }
 

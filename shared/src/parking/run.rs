@@ -191,6 +191,7 @@ impl Parking {
                 }
                 watch(Event::Leaving(parked))?;
                 lot.let_go(parked).await?;
+                fault::point(Point::RedriveAfterAck);
                 entry.count().await.context(UNWRITTEN)
             }
             .await

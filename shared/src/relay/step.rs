@@ -46,6 +46,7 @@ impl Step {
     /// sent again.
     pub async fn relay_once(&mut self, db: &mut PgConnection) -> anyhow::Result<Progress> {
         let limit = if self.one_by_one { 1 } else { i64::from(self.args.relay_batch.get()) };
+        fault::point(Point::RelayBeforeClaim);
         let rows = bounded(outbox::due(db, limit)).await?;
         if rows.is_empty() {
             self.one_by_one = false;
