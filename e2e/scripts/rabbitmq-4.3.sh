@@ -27,8 +27,14 @@ case $cache in
     /*) ;;
     *) fail "no place for it: set HOME or XDG_CACHE_HOME to an absolute path" ;;
 esac
+# Erlang starts by either of these; the second is the one that a running node finds, which starts
+# another to look for the rest of its cluster. Once more on what an earlier version of this script left.
+relocate() {
+    sed -i "s,ROOTDIR=/usr/lib/erlang\$,ROOTDIR=$dir/usr/lib/erlang," "$dir"/usr/lib/erlang/{,erts-*/}bin/erl
+}
 ready() {
     [ -e "$dir/ready" ] || return 1
+    relocate
     echo "RabbitMQ $(cat "$dir/ready") is in $dir"
 }
 ! ready || exit 0
@@ -105,7 +111,7 @@ find "$dir/usr/lib/erlang" -type f -perm -u+x | while read -r program; do
         patchelf --set-interpreter "$loader" --force-rpath --set-rpath "$libraries" "$program"
     fi
 done
-sed -i "s,ROOTDIR=/usr/lib/erlang,ROOTDIR=$dir/usr/lib/erlang," "$dir"/usr/lib/erlang/bin/erl
+relocate
 
 # It runs, with its own Erlang, which finds its own libraries.
 HOME=$work run "$dir/usr/lib/erlang/bin/erl" -noshell -eval '{ok, _} = application:ensure_all_started(crypto), halt().'

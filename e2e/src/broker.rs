@@ -103,6 +103,24 @@ impl Broker {
         Ok(Some(Seen::from(got.delivery)))
     }
 
+    /// Looks at the messages that are ready in a queue, at most this many, and gives them all back.
+    ///
+    /// # Errors
+    /// When there is no such queue, or it can only be consumed (single active consumer).
+    pub async fn peek(&self, queue: &str) -> Result<Vec<Seen>> {
+        const MOST: usize = 1000;
+        // A channel of its own: closing it gives everything back.
+        let channel = self.open_channel().await?;
+        let mut seen = Vec::new();
+        while seen.len() < MOST
+            && let Some(got) = channel.basic_get(queue.into(), BasicGetOptions::default()).await?
+        {
+            seen.push(Seen::from(got.delivery));
+        }
+        channel.close(200, "looked".into()).await?;
+        Ok(seen)
+    }
+
     /// Declares a queue of the test's own and binds it. It is a subscriber like another: with it, a
     /// message that would have been unroutable is not.
     ///

@@ -9,6 +9,7 @@ mod log;
 mod patience;
 mod tree;
 
+pub use log::Follower;
 pub use patience::Patience;
 
 use std::{
@@ -66,6 +67,11 @@ impl Child {
         child.log.follow(stdout)?;
         child.log.follow(stderr)?;
         Ok(child)
+    }
+
+    /// What it was called when it was started.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The number of the process and of its group.
@@ -165,10 +171,20 @@ impl Child {
         self.log.tail(n)
     }
 
+    /// Whether a line of this kind is among those from `position` on.
+    pub fn logged_since(&self, mut position: usize, like: impl Fn(&str) -> bool) -> bool {
+        self.log.find(&mut position, |line| like(line).then_some(())).is_some()
+    }
+
     /// How many lines it wrote so far: where [`wait_for_line_from`](Self::wait_for_line_from)
     /// starts to see just new ones.
     pub fn log_position(&self) -> usize {
         self.log.end()
+    }
+
+    /// Its log from the beginning, to be read on and on: by somebody else, and after its end too.
+    pub fn follow(&self) -> Follower {
+        Follower::new(&self.log)
     }
 
     /// The first line, of all that it wrote or will write, for which `find` returns something.

@@ -3,7 +3,8 @@
 //! It runs on a thread and a runtime of its own, so that a test may freeze or end without stopping
 //! it. Every control returns when it is in force: after [`Proxy::cut`] no old connection carries
 //! another byte. The ways to fail differ in what the services see: a cut is noticed at once, a
-//! black hole only by timeouts and heartbeats, a delay not at all.
+//! black hole only by timeouts and heartbeats, a delay not at all; and of a request whose answer is
+//! lost they do not know whether it was done, which it was.
 
 mod pump;
 
@@ -44,6 +45,7 @@ pub enum Direction {
 #[derive(Debug, Clone, Copy, Default)]
 struct Lane {
     hole: bool,
+    loss: bool,
     delay: Duration,
 }
 
@@ -68,15 +70,42 @@ impl Rules {
 enum Command {
     Cut,
     Heal,
+    LeadTo(Vec<SocketAddr>),
     BlackHole(Direction),
     Delay(Direction, Duration),
+    LoseAnswers,
 }
 
-/// A listener on 127.0.0.1 that passes connections on to one server. Dropped, it resets them all.
+/// What has passed.
+#[derive(Debug, Default)]
+struct Counters {
+    accepted: AtomicUsize,
+    lost_answers: AtomicUsize,
+    held_by_server: AtomicUsize,
+}
+
+/// A connection that the server has not ended.
+struct HeldByServer(Arc<Counters>);
+
+impl HeldByServer {
+    fn new(counters: &Arc<Counters>) -> Self {
+        counters.held_by_server.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(counters))
+    }
+}
+
+impl Drop for HeldByServer {
+    fn drop(&mut self) {
+        self.0.held_by_server.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A listener on 127.0.0.1 that passes connections on to one server, or balances them over several.
+/// Dropped, it resets them all.
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,
-    accepted: Arc<AtomicUsize>,
+    counters: Arc<Counters>,
     commands: Option<tasks::UnboundedSender<(Command, mpsc::Sender<Result<()>>)>>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -84,6 +113,14 @@ pub struct Proxy {
 impl Proxy {
     /// Listens, and passes everything. The target need not be up: a connection it refuses is reset.
     pub fn start(target: SocketAddr) -> Result<Self> {
+        Self::balance(vec![target])
+    }
+
+    /// A balancer: each connection goes to the next target in turn, or to the first after it that
+    /// does not refuse. That is all it knows of a target's health: to one that accepts and stays
+    /// silent every third connection, say, still goes, as with a real balancer between two of its
+    /// looks. Connections stay with their target.
+    pub fn balance(targets: Vec<SocketAddr>) -> Result<Self> {
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free_port()?));
         let listener = std::net::TcpListener::bind(addr)
             .with_context(|| format!("cannot listen on {addr}"))?;
@@ -93,13 +130,13 @@ impl Proxy {
             let _context = runtime.enter();
             TcpListener::from_std(listener)?
         };
-        let accepted = Arc::new(AtomicUsize::new(0));
+        let counters = Arc::new(Counters::default());
         let (commands, received) = tasks::unbounded_channel();
         let network = Network {
             addr,
-            target,
+            targets,
             listener: Some(listener),
-            accepted: Arc::clone(&accepted),
+            counters: Arc::clone(&counters),
             rules: watch::Sender::new(Rules::default()),
             connections: JoinSet::new(),
         };
@@ -107,7 +144,7 @@ impl Proxy {
             .name(format!("proxy:{}", addr.port()))
             .spawn(move || runtime.block_on(network.run(received)))
             .context("cannot start a thread")?;
-        Ok(Self { addr, accepted, commands: Some(commands), thread: Some(thread) })
+        Ok(Self { addr, counters, commands: Some(commands), thread: Some(thread) })
     }
 
     /// Where clients connect to.
@@ -117,7 +154,17 @@ impl Proxy {
 
     /// How many connections were accepted so far: a reconnect counts again.
     pub fn connections(&self) -> usize {
-        self.accepted.load(Ordering::SeqCst)
+        self.counters.accepted.load(Ordering::SeqCst)
+    }
+
+    /// How many connections the server has not ended, whatever their clients do.
+    pub fn held_by_server(&self) -> usize {
+        self.counters.held_by_server.load(Ordering::SeqCst)
+    }
+
+    /// How many connections were reset over an answer, see [`Proxy::lose_answers`].
+    pub fn lost_answers(&self) -> usize {
+        self.counters.lost_answers.load(Ordering::SeqCst)
     }
 
     /// Resets all connections and refuses new ones until healed.
@@ -136,11 +183,22 @@ impl Proxy {
         self.command(Command::Delay(direction, delay))
     }
 
+    /// From now on requests arrive, and whatever the server says does not: its first word on a
+    /// connection resets it.
+    pub fn lose_answers(&self) -> Result<()> {
+        self.command(Command::LoseAnswers)
+    }
+
     /// Back to passing everything, delayed bytes at once. What was sent into a black hole is lost,
     /// and its connection reset: the rest of such a stream would make no sense. Connections that
     /// were silent meanwhile go on.
     pub fn heal(&self) -> Result<()> {
         self.command(Command::Heal)
+    }
+
+    /// From now on new connections go to these targets.
+    pub fn lead_to(&self, targets: Vec<SocketAddr>) -> Result<()> {
+        self.command(Command::LeadTo(targets))
     }
 
     fn command(&self, command: Command) -> Result<()> {
@@ -164,9 +222,10 @@ impl Drop for Proxy {
 /// The thread's side.
 struct Network {
     addr: SocketAddr,
-    target: SocketAddr,
+    /// The next one first.
+    targets: Vec<SocketAddr>,
     listener: Option<TcpListener>,
-    accepted: Arc<AtomicUsize>,
+    counters: Arc<Counters>,
     rules: watch::Sender<Rules>,
     connections: JoinSet<()>,
 }
@@ -205,6 +264,10 @@ impl Network {
             Command::Delay(direction, delay) => {
                 self.rules.send_modify(|rules| rules.change(direction, |lane| lane.delay = delay));
             }
+            Command::LoseAnswers => {
+                self.rules.send_modify(|rules| rules.to_client.loss = true);
+            }
+            Command::LeadTo(targets) => self.targets = targets,
             Command::Heal => {
                 self.rules.send_replace(Rules::default());
                 if self.listener.is_none() {
@@ -236,8 +299,12 @@ impl Network {
     }
 
     fn pass_on(&mut self, client: TcpStream) {
-        self.accepted.fetch_add(1, Ordering::SeqCst);
-        self.connections.spawn(connection(client, self.target, self.rules.subscribe()));
+        self.counters.accepted.fetch_add(1, Ordering::SeqCst);
+        let (targets, counters) = (self.targets.clone(), Arc::clone(&self.counters));
+        self.connections.spawn(connection(client, targets, counters, self.rules.subscribe()));
+        if !self.targets.is_empty() {
+            self.targets.rotate_left(1);
+        }
     }
 }
 
@@ -257,7 +324,12 @@ async fn accept(listener: Option<&TcpListener>) -> TcpStream {
 }
 
 /// From accept to the end. Ends with FINs when both sides said so, else with resets to both.
-async fn connection(mut client: TcpStream, target: SocketAddr, mut rules: watch::Receiver<Rules>) {
+async fn connection(
+    mut client: TcpStream,
+    targets: Vec<SocketAddr>,
+    counters: Arc<Counters>,
+    mut rules: watch::Receiver<Rules>,
+) {
     let mut server = None;
     let mut cut = rules.clone();
     let passed: io::Result<()> = tokio::select! {
@@ -265,8 +337,8 @@ async fn connection(mut client: TcpStream, target: SocketAddr, mut rules: watch:
         passed = async {
             // A SYN goes to the server as well.
             let _ = rules.wait_for(|rules| !rules.to_server.hole).await;
-            let server = server.insert(TcpStream::connect(target).await?);
-            pump::both_ways(&mut client, server, &rules).await
+            let server = server.insert(TcpStream::connect(targets.as_slice()).await?);
+            pump::both_ways(&mut client, server, &rules, &counters).await
         } => passed,
     };
     if passed.is_err() {

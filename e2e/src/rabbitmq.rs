@@ -7,6 +7,7 @@
 //! killed without warning, stopped and started again on the same data and ports. A start takes some
 //! seconds: share a node, and give each test a vhost.
 
+pub mod cluster;
 mod management;
 mod node;
 mod programs;
@@ -67,6 +68,7 @@ impl RabbitMq {
             management_port: ports::free_port()?,
             epmd_port: ports::free_port()?,
             hurried,
+            membership: None,
         };
         node.prepare()?;
         let epmd = node.spawn_epmd().await?;
@@ -76,7 +78,7 @@ impl RabbitMq {
 
     /// Where clients find the vhost.
     pub fn amqp_url(&self, vhost: &str) -> String {
-        format!("amqp://guest:guest@127.0.0.1:{}/{}", self.node.amqp_port, percent_encode(vhost))
+        amqp_url(self.node.amqp_port, vhost)
     }
 
     /// The AMQP port on 127.0.0.1.
@@ -116,6 +118,17 @@ impl RabbitMq {
     pub async fn delete_vhost(&self, name: &str) -> Result<()> {
         let vhost = percent_encode(name);
         self.request(Method::DELETE, &format!("vhosts/{vhost}"), json!({})).await
+    }
+
+    /// Turns the vhost's firehose on: a copy of every message that is published or delivered in it goes
+    /// to its exchange `amq.rabbitmq.trace`.
+    pub async fn trace(&self, vhost: &str) -> Result<()> {
+        // Of several at the same time one is forgotten now and then. Measured on 3.10.8: in 10 of 15
+        // rounds of six; on 4.3.6 in none.
+        static ONE_BY_ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+        let _turn = ONE_BY_ONE.lock().await;
+        let vhost = percent_encode(vhost);
+        self.request(Method::PUT, &format!("vhosts/{vhost}"), json!({ "tracing": true })).await
     }
 
     /// Kills the node and its helpers without warning; returns when they are gone.
@@ -173,6 +186,10 @@ impl RabbitMq {
         let url = format!("{}/api/{path}", self.management_url());
         management::request(method, &url, &body).await.with_context(|| self.server().report())
     }
+}
+
+fn amqp_url(port: u16, vhost: &str) -> String {
+    format!("amqp://guest:guest@127.0.0.1:{port}/{}", percent_encode(vhost))
 }
 
 /// Starts the node and waits until both of its listeners serve. It opens AMQP last.

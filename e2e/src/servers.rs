@@ -24,8 +24,27 @@ impl Servers {
     /// # Errors
     /// When they cannot be started.
     pub async fn shared() -> Result<Self> {
-        static SHARED: OnceCell<Servers> = OnceCell::const_new();
-        SHARED.get_or_try_init(Self::start).await.cloned()
+        let (postgres, rabbitmq) =
+            tokio::try_join!(Self::shared_postgres(), Self::shared_rabbitmq())?;
+        Ok(Self { postgres, rabbitmq })
+    }
+
+    /// The PostgreSQL of [`Servers::shared`], for a test that has a broker of its own.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn shared_postgres() -> Result<Arc<Postgres>> {
+        static SHARED: OnceCell<Arc<Postgres>> = OnceCell::const_new();
+        SHARED.get_or_try_init(async || Ok(Arc::new(Postgres::start().await?))).await.cloned()
+    }
+
+    /// The RabbitMQ of [`Servers::shared`].
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn shared_rabbitmq() -> Result<Arc<RabbitMq>> {
+        static SHARED: OnceCell<Arc<RabbitMq>> = OnceCell::const_new();
+        SHARED.get_or_try_init(async || Ok(Arc::new(RabbitMq::start().await?))).await.cloned()
     }
 
     /// Servers that are the caller's own.

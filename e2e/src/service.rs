@@ -33,7 +33,14 @@ impl Service {
     /// # Errors
     /// When it exits instead, or takes too long; with its log.
     pub async fn start(name: &str, env: &Env) -> Result<Self> {
-        let child = Self::spawn(name, env)?;
+        Self::found(Self::spawn(name, env)?, env).await
+    }
+
+    /// The service that a process started with this environment is, once it listens.
+    ///
+    /// # Errors
+    /// As [`Service::start`].
+    pub async fn found(child: Child, env: &Env) -> Result<Self> {
         let operations = listening(&child, "operations").await?;
         let serves_api = env.get("ROLES").is_none_or(|roles| roles.contains("http"));
         let api = if serves_api { Some(listening(&child, "api").await?) } else { None };
@@ -134,14 +141,23 @@ impl Service {
     }
 }
 
-async fn listening(child: &Child, server: &str) -> Result<SocketAddr> {
-    child
-        .wait_for_line(&format!("where {server} listens"), STARTUP, |line| {
-            let event: Value = serde_json::from_str(line).ok()?;
-            let is = |field: &str, value: &str| event[field] == value;
-            (is("message", "listening") && is("server", server))
-                .then(|| event["address"].as_str()?.parse().ok())
-                .flatten()
-        })
-        .await
+/// Where a starting service's `server`, `api` or `operations`, listens.
+///
+/// # Errors
+/// When it ends instead, or takes too long; with its log.
+pub async fn listening(child: &Child, server: &str) -> Result<SocketAddr> {
+    let what = format!("where {server} listens");
+    child.wait_for_line(&what, STARTUP, |line| address(line, server)).await
+}
+
+/// [`listening`], if it has said so by now.
+#[must_use]
+pub fn listens(child: &Child, server: &str) -> Option<SocketAddr> {
+    child.log_tail(usize::MAX).lines().find_map(|line| address(line, server))
+}
+
+fn address(line: &str, server: &str) -> Option<SocketAddr> {
+    let event: Value = serde_json::from_str(line).ok()?;
+    let here = event["message"] == "listening" && event["server"] == server;
+    here.then(|| event["address"].as_str()?.parse().ok()).flatten()
 }

@@ -1,9 +1,12 @@
 //! The system under test: both services, their databases and their virtual host.
 
 use crate::broker::Broker;
+use crate::ledger::Ledger;
+use crate::ledger::books::Side;
 use crate::postgres::Postgres;
 use crate::proxy::Proxy;
 use crate::rabbitmq::RabbitMq;
+use crate::rabbitmq::cluster::RabbitCluster;
 use crate::servers::{Servers, require_fault_points};
 use crate::service::{Env, Service};
 use crate::wait::until;
@@ -19,15 +22,32 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The operations token of the services under test.
 pub const TOKEN: &str = "token-of-the-tests";
 
+/// The RabbitMQ of a system.
+#[derive(Default)]
+pub enum Node {
+    /// The one that all share and nobody harms.
+    #[default]
+    Shared,
+    /// One of its own, for the test to harm.
+    Own,
+    /// The same with RabbitMQ's own timings: it tries dead letters again after 3 minutes, not 2 s.
+    Unhurried,
+    /// This cluster. Its first node is then [`System::rabbitmq`]; the services, and the test's own
+    /// hand, come through its balancers.
+    Cluster(Arc<RabbitCluster>),
+}
+
 /// How a system is to be set up.
 #[derive(Default)]
 pub struct Options {
     /// More environment for both services.
     pub env: Vec<(&'static str, &'static str)>,
+    /// Give the orders a PostgreSQL of their own, for the test to harm.
+    pub own_orders_postgres: bool,
     /// Give the inventory a PostgreSQL of its own, for the test to harm.
     pub own_inventory_postgres: bool,
-    /// Give the system a RabbitMQ of its own, for the test to harm.
-    pub own_rabbitmq: bool,
+    /// Which RabbitMQ it runs on.
+    pub rabbitmq: Node,
     /// Put a proxy between each service and each of its servers.
     pub proxies: bool,
     /// Do not start the services.
@@ -50,6 +70,8 @@ pub struct Proxies {
 pub struct System {
     /// The broker: the shared one or the system's own.
     pub rabbitmq: Arc<RabbitMq>,
+    /// The server of the orders' database: the shared one or its own.
+    pub orders_postgres: Arc<Postgres>,
     /// The server of the inventory's database: the shared one or its own.
     pub inventory_postgres: Arc<Postgres>,
     /// See [`Options::proxies`].
@@ -81,28 +103,41 @@ impl System {
     pub async fn start(options: Options) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("t{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let servers = Servers::shared().await?;
+        let postgres = Servers::shared_postgres();
+        let rabbitmq = async {
+            match &options.rabbitmq {
+                Node::Shared => Servers::shared_rabbitmq().await,
+                Node::Own => Ok(Arc::new(RabbitMq::start().await?)),
+                Node::Unhurried => Ok(Arc::new(RabbitMq::start_unhurried().await?)),
+                Node::Cluster(cluster) => Ok(cluster.nodes[0].clone()),
+            }
+        };
+        let (postgres, rabbitmq) = tokio::try_join!(postgres, rabbitmq)?;
         require_fault_points()?;
 
+        let orders_postgres = if options.own_orders_postgres {
+            Arc::new(Postgres::start().await?)
+        } else {
+            postgres.clone()
+        };
         let inventory_postgres = if options.own_inventory_postgres {
             Arc::new(Postgres::start().await?)
         } else {
-            servers.postgres.clone()
-        };
-        let rabbitmq = if options.own_rabbitmq {
-            Arc::new(RabbitMq::start().await?)
-        } else {
-            servers.rabbitmq.clone()
+            postgres.clone()
         };
         let (orders_name, inventory_name) = (format!("{name}_orders"), format!("{name}_inventory"));
-        servers.postgres.create_database(&orders_name).await?;
+        orders_postgres.create_database(&orders_name).await?;
         inventory_postgres.create_database(&inventory_name).await?;
         rabbitmq.create_vhost(&name).await?;
 
-        let orders_url = servers.postgres.url(&orders_name);
+        let orders_url = orders_postgres.url(&orders_name);
         let inventory_url = inventory_postgres.url(&inventory_name);
-        let amqp_url = rabbitmq.amqp_url(&name);
-        let management = rabbitmq.management_url_with_login();
+        let (amqp_url, management) = match &options.rabbitmq {
+            Node::Cluster(cluster) => {
+                (cluster.amqp_url(&name), cluster.management_url_with_login())
+            }
+            _ => (rabbitmq.amqp_url(&name), rabbitmq.management_url_with_login()),
+        };
         let mut env = Env::from(
             [
                 ("AMQP_URL", amqp_url.as_str()),
@@ -133,16 +168,11 @@ impl System {
         )?;
 
         let proxies = if options.proxies {
-            let amqp_port = rabbitmq.amqp_port();
             let proxies = Proxies {
-                orders_postgres: through(&mut orders_env, "DATABASE_URL", servers.postgres.port())?,
-                orders_amqp: through(&mut orders_env, "AMQP_URL", amqp_port)?,
-                inventory_postgres: through(
-                    &mut inventory_env,
-                    "DATABASE_URL",
-                    inventory_postgres.port(),
-                )?,
-                inventory_amqp: through(&mut inventory_env, "AMQP_URL", amqp_port)?,
+                orders_postgres: through(&mut orders_env, "DATABASE_URL")?,
+                orders_amqp: through(&mut orders_env, "AMQP_URL")?,
+                inventory_postgres: through(&mut inventory_env, "DATABASE_URL")?,
+                inventory_amqp: through(&mut inventory_env, "AMQP_URL")?,
             };
             Some(proxies)
         } else {
@@ -152,6 +182,7 @@ impl System {
         let pool = |url: &str| PgPoolOptions::new().max_connections(3).connect_lazy(url);
         let mut system = Self {
             rabbitmq,
+            orders_postgres,
             inventory_postgres,
             proxies,
             orders_env,
@@ -185,12 +216,86 @@ impl System {
         self.inventory()?.wait_ready().await
     }
 
+    /// The environment of a service.
+    #[must_use]
+    pub fn env(&self, side: Side) -> &Env {
+        match side {
+            Side::Orders => &self.orders_env,
+            Side::Inventory => &self.inventory_env,
+        }
+    }
+
+    /// The database of a service.
+    #[must_use]
+    pub fn db(&self, side: Side) -> &PgPool {
+        match side {
+            Side::Orders => &self.orders_db,
+            Side::Inventory => &self.inventory_db,
+        }
+    }
+
+    /// What the people on call do: they redrive what is parked, and send once more what a relay gave
+    /// up. Returns the books as they found them.
+    ///
+    /// # Errors
+    /// When a server does not answer, or a command cannot be started.
+    pub async fn attend(&self) -> Result<Ledger> {
+        let ledger = Ledger::read(self).await?;
+        for side in Side::BOTH {
+            let mut commands: Vec<&[&str]> = Vec::new();
+            if ledger.queues.get(&side.parking()).is_some_and(|depth| *depth > 0) {
+                commands.push(&["parking", "redrive"]);
+            }
+            if ledger.mail(side).sent.values().any(|event| event.parked_at.is_some()) {
+                commands.push(&["outbox", "retry", "--all"]);
+            }
+            for command in commands {
+                // One that fails is run again, as a person would.
+                Service::command(side.service(), command, self.env(side)).await?;
+            }
+        }
+        Ok(ledger)
+    }
+
+    /// Sets up both schemas and puts stock on the shelf, for a system whose services do not run.
+    ///
+    /// # Errors
+    /// When a command of the services fails.
+    pub async fn stock_up(&self, stock: &[(&str, u32)]) -> Result<()> {
+        Service::command_ok("orders-service", &["migrate"], &self.orders_env).await?;
+        Service::command_ok("inventory-service", &["migrate"], &self.inventory_env).await?;
+        let seed: Vec<String> = stock.iter().map(|(sku, count)| format!("{sku}={count}")).collect();
+        let seed = ["stock", "seed"].into_iter().chain(seed.iter().map(String::as_str));
+        let seed: Vec<&str> = seed.collect();
+        Service::command_ok("inventory-service", &seed, &self.inventory_env).await?;
+        Ok(())
+    }
+
     /// The name of the system's virtual host.
     ///
     /// # Errors
     /// When there is none in the URL.
     pub fn vhost(&self) -> Result<&str> {
         self.amqp_url.rsplit('/').next().context("no virtual host in the URL")
+    }
+
+    /// Every queue of both consumers.
+    ///
+    /// # Errors
+    /// When the configuration is not what the services would take either.
+    pub fn queues(&self) -> Result<Vec<String>> {
+        let value = |name: &str| self.orders_env.get(name).map(String::as_str);
+        let mut suffixes = vec![String::new(), ".parking".to_owned()];
+        if value("RETRY_BACKEND") != Some("native") {
+            let delays = value("RETRY_DELAYS").unwrap_or_default().split(',');
+            suffixes.extend(delays.map(|delay| format!(".retry.{delay}")));
+        }
+        let shards = value("ORDERING").and_then(|ordering| ordering.strip_prefix("shards="));
+        let shards: u32 = shards.map_or(Ok(0), str::parse)?;
+        suffixes.extend((0..shards).map(|shard| format!(".shard.{shard}")));
+        let of =
+            |queue: &'static str| suffixes.iter().map(move |suffix| format!("{queue}{suffix}"));
+        Ok(of("inventory.orders").chain(of("orders.inventory")).collect())
     }
 
     /// Connects the test's own hand anew, after the broker was away.
@@ -322,10 +427,15 @@ pub async fn answer(request: RequestBuilder, status: StatusCode) -> Result<Value
     Ok(serde_json::from_str(&body).unwrap_or(Value::String(body)))
 }
 
-/// Puts a proxy in front of the port that a URL in the environment names.
-fn through(env: &mut Env, variable: &str, port: u16) -> Result<Proxy> {
-    let proxy = Proxy::start(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?;
+/// Puts a proxy in front of the server that a URL in the environment names.
+///
+/// # Errors
+/// When there is no such URL of a server on this machine.
+pub fn through(env: &mut Env, variable: &str) -> Result<Proxy> {
     let url = env.get_mut(variable).with_context(|| format!("no {variable}"))?;
-    *url = url.replace(&format!(":{port}/"), &format!(":{}/", proxy.addr().port()));
+    let (before, after) = url.split_once("127.0.0.1:").context("the server is elsewhere")?;
+    let (port, path) = after.split_once('/').context("no port")?;
+    let proxy = Proxy::start(SocketAddr::from((Ipv4Addr::LOCALHOST, port.parse()?)))?;
+    *url = format!("{before}{}/{path}", proxy.addr());
     Ok(proxy)
 }

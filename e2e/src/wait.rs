@@ -11,11 +11,22 @@ pub const DEADLINE: Duration = Duration::from_secs(45);
 ///
 /// # Errors
 /// When it does not come in time; the last error of `probe`, if it had one, says why.
-pub async fn until<T, F>(what: &str, mut probe: impl FnMut() -> F) -> Result<T>
+pub async fn until<T, F>(what: &str, probe: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<Option<T>>>,
 {
-    let patience = Patience::new(DEADLINE, what);
+    until_by(DEADLINE, what, probe).await
+}
+
+/// [`until`], for what may take another time than most.
+///
+/// # Errors
+/// As [`until`].
+pub async fn until_by<T, F>(limit: Duration, what: &str, mut probe: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<Option<T>>>,
+{
+    let patience = Patience::new(limit, what);
     loop {
         let last = match probe().await {
             Ok(Some(value)) => return Ok(value),

@@ -100,6 +100,14 @@ impl Log {
         while self.readers.load(Ordering::SeqCst) > 0 && patience.pause_blocking().is_ok() {}
     }
 
+    /// The lines from `position` on, which moves to the end.
+    pub(super) fn since(&self, position: &mut usize) -> Vec<String> {
+        let lines = lock(&self.lines);
+        let seen = position.saturating_sub(lines.dropped);
+        *position = lines.end();
+        lines.kept.iter().skip(seen).cloned().collect()
+    }
+
     /// The first match among the lines from `position` on, which moves to the end.
     pub(super) fn find<T>(
         &self,
@@ -110,5 +118,23 @@ impl Log {
         let seen = position.saturating_sub(lines.dropped);
         *position = lines.end();
         lines.kept.iter().skip(seen).find_map(|line| find(line))
+    }
+}
+
+/// Reads a process's log to the end, again and again.
+#[derive(Debug)]
+pub struct Follower {
+    log: Arc<Log>,
+    position: usize,
+}
+
+impl Follower {
+    pub(super) fn new(log: &Arc<Log>) -> Self {
+        Self { log: Arc::clone(log), position: 0 }
+    }
+
+    /// The lines that are new since the last call.
+    pub fn new_lines(&mut self) -> Vec<String> {
+        self.log.since(&mut self.position)
     }
 }

@@ -3,7 +3,11 @@
 //! All runs on one thread, and between the look at the rules and the system call that moves bytes
 //! nothing is awaited: once a rule is set, no byte passes against it.
 
-use std::{collections::VecDeque, io};
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{Arc, atomic::Ordering},
+};
 
 use tokio::{
     io::AsyncWriteExt,
@@ -15,7 +19,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Lane, Rules};
+use super::{Counters, HeldByServer, Lane, Rules};
 
 const CHUNK: usize = 16 * 1024;
 /// Bytes under way in a delayed direction, as the buffers of a long wire would hold. Past them the
@@ -27,15 +31,17 @@ pub(super) async fn both_ways(
     client: &mut TcpStream,
     server: &mut TcpStream,
     rules: &watch::Receiver<Rules>,
+    counters: &Arc<Counters>,
 ) -> io::Result<()> {
+    let held = HeldByServer::new(counters);
     for stream in [&*client, &*server] {
         stream.set_nodelay(true)?;
     }
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
     tokio::try_join!(
-        Pump::new(from_client, to_server, rules, |rules| rules.to_server).run(),
-        Pump::new(from_server, to_client, rules, |rules| rules.to_client).run(),
+        Pump::new(from_client, to_server, rules, |rules| rules.to_server, None).run(),
+        Pump::new(from_server, to_client, rules, |rules| rules.to_client, Some(held)).run(),
     )?;
     Ok(())
 }
@@ -50,6 +56,8 @@ struct Pump<'a> {
     queue: VecDeque<(Instant, Vec<u8>)>,
     queued: usize,
     ended: bool,
+    /// Of the direction that comes from the server.
+    held: Option<HeldByServer>,
 }
 
 impl<'a> Pump<'a> {
@@ -58,6 +66,7 @@ impl<'a> Pump<'a> {
         to: WriteHalf<'a>,
         rules: &watch::Receiver<Rules>,
         lane: fn(&Rules) -> Lane,
+        held: Option<HeldByServer>,
     ) -> Self {
         Self {
             from,
@@ -67,6 +76,7 @@ impl<'a> Pump<'a> {
             queue: VecDeque::new(),
             queued: 0,
             ended: false,
+            held,
         }
     }
 
@@ -99,12 +109,22 @@ impl<'a> Pump<'a> {
     }
 
     fn read(&mut self) -> io::Result<()> {
-        if (self.lane)(&self.rules.borrow()).hole {
+        let lane = (self.lane)(&self.rules.borrow());
+        if lane.hole {
             return Ok(());
         }
         let mut chunk = vec![0; CHUNK];
         match self.from.try_read(&mut chunk) {
-            Ok(0) => self.ended = true,
+            Ok(0) => {
+                self.ended = true;
+                self.held = None;
+            }
+            Ok(_) if lane.loss => {
+                if let Some(HeldByServer(counters)) = &self.held {
+                    counters.lost_answers.fetch_add(1, Ordering::SeqCst);
+                }
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
             Ok(n) => {
                 chunk.truncate(n);
                 self.queued += n;

@@ -27,8 +27,13 @@ pub(super) async fn request(method: Method, url: &str, body: &Value) -> Result<(
 
 /// What the node says about itself; an error until the API serves requests.
 pub(super) async fn overview(root: &str) -> Result<Value> {
+    get(root, "overview").await
+}
+
+/// What the API answers to a question.
+pub(super) async fn get(root: &str, path: &str) -> Result<Value> {
     let client = Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()?;
-    let url = format!("{root}/api/overview");
+    let url = format!("{root}/api/{path}");
     let response = client.get(url).basic_auth("guest", Some("guest")).send().await?;
     Ok(response.error_for_status()?.json().await?)
 }

@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use tokio::net::TcpStream;
 
-use super::programs::Programs;
+use super::{cluster::Membership, programs::Programs};
 use crate::{
     child::{Child, Patience},
     ports,
@@ -40,6 +40,7 @@ pub(super) struct Node {
     pub(super) epmd_port: u16,
     /// Shorter timings, for tests.
     pub(super) hurried: bool,
+    pub(super) membership: Option<Membership>,
 }
 
 /// For people who look at a list of processes.
@@ -69,6 +70,9 @@ impl Node {
             advanced = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 2000},
                                    {quorum_tick_interval, 200}]}].\n";
         }
+        if let Some(membership) = &self.membership {
+            conf.push_str(&membership.configuration());
+        }
         self.write("rabbitmq.conf", &conf)?;
         self.write("advanced.config", advanced)?;
         let plugins = "[rabbitmq_management, rabbitmq_consistent_hash_exchange].\n";
@@ -77,6 +81,9 @@ impl Node {
         for dir in ["home", "mnesia", "log"] {
             fs::create_dir_all(self.dir.join(dir))
                 .with_context(|| format!("cannot make {dir} for RabbitMQ"))?;
+        }
+        if let Some(membership) = &self.membership {
+            membership.write_cookie(&self.dir.join("home/.erlang.cookie"))?;
         }
         Ok(())
     }
@@ -111,7 +118,8 @@ impl Node {
 
     /// A predecessor that the reaper of an earlier run is just killing may still hold them.
     pub(super) async fn wait_for_ports(&self) -> Result<()> {
-        for port in [self.amqp_port, self.management_port] {
+        let dist_port = self.membership.as_ref().map(|membership| membership.dist_port);
+        for port in [self.amqp_port, self.management_port].into_iter().chain(dist_port) {
             let patience = Patience::new(
                 Duration::from_secs(15),
                 format!("port {port} to be free for RabbitMQ"),
@@ -125,16 +133,21 @@ impl Node {
 
     pub(super) fn spawn(&self) -> Result<Child> {
         let in_dir = |name: &str| self.dir.join(name);
+        let (dist_port, ticks) = match &self.membership {
+            Some(membership) => (membership.dist_port, membership.arguments()),
+            // A new one each time: whoever held the last one need not be gone yet.
+            None => (ports::free_port()?, String::new()),
+        };
+        let arguments = format!("{SCHEDULERS} {DISTRIBUTION} {ticks}");
         let mut command = self.command("rabbitmq-server")?;
         command
-            // A new one each time: whoever held the last one need not be gone yet.
-            .env("RABBITMQ_DIST_PORT", ports::free_port()?.to_string())
+            .env("RABBITMQ_DIST_PORT", dist_port.to_string())
             .env("RABBITMQ_CONFIG_FILE", in_dir("rabbitmq.conf"))
             .env("RABBITMQ_ADVANCED_CONFIG_FILE", in_dir("advanced.config"))
             .env("RABBITMQ_ENABLED_PLUGINS_FILE", in_dir("enabled_plugins"))
             .env("RABBITMQ_MNESIA_BASE", in_dir("mnesia"))
             .env("RABBITMQ_LOG_BASE", in_dir("log"))
-            .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", format!("{SCHEDULERS} {DISTRIBUTION}"));
+            .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", arguments);
         Child::spawn(format!("rabbitmq:{}", self.amqp_port), command)
     }
 
