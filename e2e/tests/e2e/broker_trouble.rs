@@ -5,9 +5,9 @@ use crate::support::{
     declare_anew, first_event, logged, order_event, publish, second_event, wait_logged, with_id,
 };
 use anyhow::{Context, Result, ensure};
-use e2e::oracle::Expect;
+use e2e::ledger::Expect;
 use e2e::service::Service;
-use e2e::system::{Options, System};
+use e2e::system::{Node, Options, System};
 use e2e::wait::{until, until_true};
 use lapin::options::ExchangeDeleteOptions;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ const QUEUE: &str = "inventory.orders";
 
 async fn system() -> Result<System> {
     let system = System::start(Options {
-        own_rabbitmq: true,
+        rabbitmq: Node::Own,
         env: vec![("AMQP_HEARTBEAT", "1s"), ("CONFIRM_TIMEOUT", "1s")],
         ..Options::default()
     })

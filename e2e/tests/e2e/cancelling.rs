@@ -14,7 +14,7 @@ async fn cancelling_a_confirmed_order_releases_its_stock() -> Result<()> {
     system.wait_status(&order, "confirmed").await?;
 
     assert_eq!(system.cancel(&order).await?["status"], "cancelled");
-    // Saying it again changes nothing, and makes no second event: the oracle counts them.
+    // Saying it again changes nothing, and makes no second event: the ledger counts them.
     assert_eq!(system.cancel(&order).await?["version"], 3);
 
     e2e::wait::until_true("the stock to be released", async || {

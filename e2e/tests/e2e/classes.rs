@@ -2,7 +2,7 @@
 
 use crate::support::{logged, order_event, publish, wait_logged};
 use anyhow::{Context, Result};
-use e2e::oracle::Expect;
+use e2e::ledger::Expect;
 use e2e::system::{Options, System};
 use serde_json::{Value, json};
 

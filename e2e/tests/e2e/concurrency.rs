@@ -42,6 +42,6 @@ async fn two_hundred_concurrent_orders_over_crossing_skus_add_up_to_the_unit() -
     assert_eq!(held, confirmed * 2, "each confirmed order holds two pieces");
     // No order was rejected while both of its skus were still to be had: of some pair nothing is left.
     assert!(system.stock("b").await?.1 == 100 || system.stock("a").await?.1 == 100);
-    // The oracle sees that no deadlock led to parking, and no message is left in a retry queue.
+    // The ledger sees that no deadlock led to parking, and no message is left in a retry queue.
     system.finish().await
 }

@@ -2,7 +2,7 @@
 
 use crate::support::{logged, order_event, text, with_id};
 use anyhow::{Result, ensure};
-use e2e::oracle::Expect;
+use e2e::ledger::Expect;
 use e2e::service::Service;
 use e2e::system::{Options, System, answer};
 use e2e::wait::{DEADLINE, until_true};

@@ -1,5 +1,5 @@
 //! The guarantees, each a test by that name, against real servers and real processes. Each test of
-//! the whole system ends with the oracle ([`e2e::oracle`]).
+//! the whole system ends with the ledger ([`e2e::ledger`]).
 
 mod modes;
 mod support;
@@ -24,6 +24,9 @@ mod retention;
 mod retrying;
 mod sharding;
 
+// The same as stories that can be watched.
+mod scenarios;
+
 // Its edges.
 mod draining;
 mod http_edge;
@@ -31,6 +34,9 @@ mod lifecycle;
 mod stopping;
 mod topology;
 mod written_contract;
+
+// What is said of it all.
+mod pages;
 
 // The harness itself.
 mod harness;

@@ -5,7 +5,7 @@ use crate::support::{first_event, logged, publish, second_event, wait_logged, wi
 use anyhow::{Context, Result, ensure};
 use chrono::{DateTime, TimeDelta, Utc};
 use e2e::broker::Broker;
-use e2e::oracle::Expect;
+use e2e::ledger::Expect;
 use e2e::service::Service;
 use e2e::system::{Options, System};
 use e2e::wait::{DEADLINE, until_true};

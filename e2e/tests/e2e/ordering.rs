@@ -4,7 +4,7 @@
 use crate::modes::{Mode, tests_in};
 use crate::support::{logged, mend, order_event, publish, sabotage};
 use anyhow::Result;
-use e2e::oracle::Expect;
+use e2e::ledger::Expect;
 use e2e::service::Service;
 use e2e::system::{Options, System};
 use e2e::wait::{until, until_true};
@@ -48,7 +48,7 @@ async fn inbox(system: &System) -> Result<Vec<String>> {
 }
 
 /// The inventory answers orders that orders-service never had. The answers are parked there, or are
-/// not wanted at all: they go, and the oracle hears of what was injected.
+/// not wanted at all: they go, and the ledger hears of what was injected.
 async fn finish(system: System, injected: &[&str]) -> Result<()> {
     let answers: i64 =
         sqlx::query_scalar("SELECT count(*) FROM outbox").fetch_one(&system.inventory_db).await?;

@@ -58,7 +58,7 @@ async fn an_order_that_cannot_be_had_is_rejected_with_the_reason_and_holds_nothi
     // All or nothing: the line that could be had is not held either.
     assert_eq!(system.stock("plenty").await?, (100, 0));
     assert_eq!(system.stock("scarce").await?, (1, 0));
-    // The oracle sees that nothing went to a retry queue or to parking.
+    // The ledger sees that nothing went to a retry queue or to parking.
     system.finish().await
 }
 

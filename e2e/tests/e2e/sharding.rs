@@ -2,7 +2,7 @@
 
 use crate::support::{logged, mend, order_event, publish, sabotage, wait_logged, with_id};
 use anyhow::{Context, Result};
-use e2e::oracle::Expect;
+use e2e::ledger::Expect;
 use e2e::service::Service;
 use e2e::system::{Options, System};
 use e2e::wait::until_true;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::http_edge::problem;
 use anyhow::Context;
-use e2e::oracle::Expect;
+use e2e::ledger::Expect;
 use e2e::system::{Options, TOKEN, answer};
 use e2e::wait::{DEADLINE, until};
 use reqwest::{Method, StatusCode};

@@ -2,7 +2,7 @@
 
 use super::*;
 use clap::Parser;
-use e2e::oracle::Expect;
+use e2e::ledger::Expect;
 use e2e::system::Options;
 use shared::config::{BrokerArgs, ConfirmArgs, TopologyArgs};
 use shared::parking::filter::Filter;

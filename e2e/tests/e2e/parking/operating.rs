@@ -2,7 +2,7 @@
 
 use super::*;
 use anyhow::Context;
-use e2e::oracle::Expect;
+use e2e::ledger::Expect;
 use e2e::servers::binary;
 use e2e::system::Options;
 use nix::pty::openpty;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::support::logged;
-use e2e::oracle::Expect;
+use e2e::ledger::Expect;
 use e2e::system::Options;
 use e2e::wait::until;
 
@@ -161,7 +161,7 @@ async fn of_an_aggregate_the_oldest_version_is_redriven_first_and_none_finds_a_g
     system.take_parked("orders.inventory").await?;
     sqlx::query("DELETE FROM outbox").execute(&system.inventory_db).await?;
     let injected = ["v1", "v2", "v3"].map(str::to_owned).to_vec();
-    system.finish_expecting(Expect { parked: 1, injected }).await
+    system.finish_expecting(Expect { parked: 1, injected, ..Expect::default() }).await
 }
 
 #[tokio::test]

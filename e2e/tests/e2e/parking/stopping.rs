@@ -1,7 +1,7 @@
 //! What stops a redrive loses nothing.
 
 use super::*;
-use e2e::oracle::Expect;
+use e2e::ledger::Expect;
 use e2e::system::Options;
 use e2e::wait::DEADLINE;
 use nix::sys::signal::Signal;
