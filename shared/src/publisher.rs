@@ -45,7 +45,8 @@ pub enum Verdict {
     Confirmed,
     /// No queue is bound for it. The broker has forgotten it.
     Returned(String),
-    /// A queue would not have it (full, `overflow: reject-publish`).
+    /// A queue would not have it: it is full (`overflow: reject-publish`), or this channel does not find
+    /// its leader; see [`Publisher::is_spent`].
     Nacked,
 }
 
@@ -87,6 +88,7 @@ pub struct Publisher {
     channel: Channel,
     confirm_timeout: Duration,
     broken: bool,
+    nacked: bool,
 }
 
 impl Publisher {
@@ -101,7 +103,7 @@ impl Publisher {
         let open = async {
             let channel = connection.create_channel().await?;
             channel.confirm_select(ConfirmSelectOptions::default()).await?;
-            Ok(Self { channel, confirm_timeout, broken: false })
+            Ok(Self { channel, confirm_timeout, broken: false, nacked: false })
         };
         within(confirm_timeout, open).await
     }
@@ -119,7 +121,17 @@ impl Publisher {
         self.broken = true;
         let verdicts = within(self.confirm_timeout, self.publish_and_await(batch)).await?;
         self.broken = false;
+        self.nacked |= verdicts.contains(&Verdict::Nacked);
         Ok(verdicts)
+    }
+
+    /// Whether another one should be opened before the next batch, as a nack came over this one's
+    /// channel. The broker keeps for each channel which node leads a queue. On 3.10, a channel that
+    /// first publishes while the leader has just died asks the dead node for as long as it is dead, and
+    /// nacks everything; a new channel asks the new leader.
+    #[must_use]
+    pub fn is_spent(&self) -> bool {
+        self.nacked
     }
 
     /// [`Publisher::publish_all`] for one message.

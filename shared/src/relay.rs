@@ -108,6 +108,9 @@ impl Relay {
 
         while !shutdown.is_cancelled() {
             anyhow::ensure!(broker.status().connected(), "the broker closed the connection");
+            if step.publisher.is_spent() {
+                step.publisher = Publisher::open(&broker, self.confirm.confirm_timeout).await?;
+            }
             let relayed = step.relay_once(&mut db).await;
             let suspicious =
                 relayed.as_ref().err().is_some_and(|trouble| step.suspects_a_row(trouble));

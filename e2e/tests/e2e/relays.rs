@@ -1,13 +1,14 @@
 //! Hops 2 and 3 as a process: killed, doubled, frozen out, cut off.
 
-use crate::support::{logged, wait_logged};
+use crate::support::{logged, wait_logged, with_id};
 use anyhow::{Context, Result, ensure};
 use e2e::broker::Tap;
 use e2e::proxy::Direction;
 use e2e::service::Service;
 use e2e::system::{Options, System};
 use e2e::wait::{DEADLINE, until, until_true};
-use std::collections::BTreeMap;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Counts publishes by message id until `last` has come `times` times.
 async fn count_until(tap: &mut Tap, last: &str, times: u32) -> Result<BTreeMap<String, u32>> {
@@ -176,4 +177,55 @@ async fn a_broker_that_confirms_nothing_costs_no_row_an_attempt() -> Result<()> 
         sqlx::query_scalar("SELECT sum(attempts) FROM outbox").fetch_one(&system.orders_db).await?;
     assert_eq!(attempts, 0, "trouble of the broker counts against no row");
     system.finish().await
+}
+
+/// What [`shared::publisher::Publisher::is_spent`] is about: a channel that is nacked may be all that
+/// is wrong. Here the queue is, so that it can be had at will.
+#[tokio::test]
+async fn after_a_nack_the_relay_publishes_over_another_channel() -> Result<()> {
+    const QUEUE: &str = "inventory.orders";
+    let mut system = System::start(Options::default()).await?;
+    system.set_stock("book-17", 10).await?;
+    let order = system.place(&[("book-17", 1)]).await?;
+    system.wait_status(&order, "confirmed").await?;
+    if let Some(inventory) = system.inventory.take() {
+        inventory.stop().await?;
+    }
+    let url = {
+        let vhost = system.vhost()?;
+        format!("{}/api/policies/{vhost}/full", system.rabbitmq.management_url())
+    };
+    let full = json!({"pattern": "^inventory\\.orders$", "apply-to": "queues", "priority": 100,
+                      "definition": {"max-length": 1, "overflow": "reject-publish"}});
+    let limit = system.http.put(&url).basic_auth("guest", Some("guest")).json(&full);
+    limit.send().await?.error_for_status()?;
+    until_true("the queue to be full", async || {
+        Ok(system.broker.publish("", QUEUE, with_id("filler"), b"").await.is_err())
+    })
+    .await?;
+
+    // That of the relay, and that of the test's own hand.
+    let before = confirming_channels(&system).await?;
+    assert_eq!(before.len(), 2, "{before:?}");
+    let order = system.place(&[("book-17", 1)]).await?;
+    wait_logged(&system.orders()?.child, "outbox row refused").await?;
+    until_true("another channel", async || {
+        Ok(!confirming_channels(&system).await?.is_subset(&before))
+    })
+    .await?;
+
+    while system.broker.take(QUEUE).await?.is_some() {}
+    let gone = system.http.delete(&url).basic_auth("guest", Some("guest"));
+    gone.send().await?.error_for_status()?;
+    system.start_services().await?;
+    system.wait_status(&order, "confirmed").await?;
+    system.finish().await
+}
+
+/// The system's channels in confirm mode. By the node's own account: statistics lag.
+async fn confirming_channels(system: &System) -> Result<BTreeSet<String>> {
+    let list = ["list_channels", "-q", "--no-table-headers", "pid", "vhost", "confirm"];
+    let channels = system.rabbitmq.ctl(&list).await?;
+    let ours = format!("\t{}\ttrue", system.vhost()?);
+    Ok(channels.lines().filter(|line| line.ends_with(&ours)).map(str::to_owned).collect())
 }

@@ -261,9 +261,8 @@ async fn a_parking_that_takes_nothing_leaves_the_message_with_its_queue_until_it
     })
     .await?;
     broken("waits").await?;
-    let child = &system.inventory()?.child;
-    crate::support::wait_logged(child, "parking is full; the source queue keeps the message")
-        .await?;
+    let says = "parking took no copy; the source queue keeps the message";
+    crate::support::wait_logged(&system.inventory()?.child, says).await?;
     limit(1000).await?.error_for_status()?;
     until_true("the message to arrive in parking", async || {
         let seen = system.broker.take(parking).await?;

@@ -224,7 +224,9 @@ impl Parking {
         fault::point(Point::RedriveBeforePublish);
         match publisher.publish_one(copy).await {
             Ok(Verdict::Confirmed) => {}
-            Ok(Verdict::Nacked) => bail!("{to} is full and took no copy; wait until it has room"),
+            Ok(Verdict::Nacked) => {
+                bail!("{to} took no copy: it is full, or without a leader; wait until it takes one")
+            }
             Ok(Verdict::Returned(why)) => {
                 bail!("there is no queue {to} to take the copy ({why}); `topology apply` makes it")
             }

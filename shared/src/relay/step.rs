@@ -88,7 +88,8 @@ impl Step {
                 Verdict::Returned(why) => {
                     refused.push(self.refuse(row, format!("returned as unroutable: {why}")));
                 }
-                Verdict::Nacked => refused.push(self.refuse(row, "nacked, a queue is full".into())),
+                Verdict::Nacked => refused
+                    .push(self.refuse(row, "nacked: a queue is full, or without a leader".into())),
             }
         }
         if !published.is_empty() {

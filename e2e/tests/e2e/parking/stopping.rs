@@ -36,7 +36,7 @@ async fn a_queue_that_is_missing_or_full_stops_a_redrive_and_nothing_is_lost() -
     .await?;
     let fillers = system.broker.depth(QUEUE).await?;
     let said = parking_fails(&system, &["redrive"]).await?;
-    for says in ["run 2 ended early, 0 messages", "inventory.orders is full"] {
+    for says in ["run 2 ended early, 0 messages", "inventory.orders took no copy"] {
         assert!(said.contains(says), "{says:?} is not in {said}");
     }
     wait_depth(&system, PARKING, 3).await?;
@@ -44,7 +44,7 @@ async fn a_queue_that_is_missing_or_full_stops_a_redrive_and_nothing_is_lost() -
     let outcomes: Vec<_> =
         audit(&system).await?.into_iter().filter_map(|run| run.outcome).collect();
     assert!(outcomes[0].starts_with("failed: ") && outcomes[0].contains("NO_ROUTE"));
-    assert!(outcomes[1].starts_with("failed: ") && outcomes[1].contains("is full"));
+    assert!(outcomes[1].starts_with("failed: ") && outcomes[1].contains("took no copy"));
 
     let gone = system.http.delete(&url).basic_auth("guest", Some("guest"));
     gone.send().await?.error_for_status()?;
