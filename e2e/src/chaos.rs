@@ -12,7 +12,7 @@ mod server;
 
 use crate::child::{Child, Patience, lock};
 use crate::ledger::books::Side;
-use crate::ledger::{Expect, Ledger, audit, report};
+use crate::ledger::{Expect, Ledger, Promise, audit, report};
 use crate::system::{Node, Options, System};
 use crate::trickle::{Directory, PLENTY, Pace, SCARCE, Trickle};
 use anyhow::{Context, Result, ensure};
@@ -20,7 +20,7 @@ use futures_util::future::try_join_all;
 use plan::{Blow, Step, Target};
 use replica::Replica;
 use server::Server;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -122,13 +122,13 @@ pub async fn run(seed: u64, length: Duration, say: &(dyn Fn(&str) + Sync)) -> Re
     let healed = Instant::now();
     system.reconnect_broker().await?;
     let clients = tokio::spawn(trickle.stop());
-    let in_peace = healed + SETTLED;
+    let in_peace = healed + 2 * SETTLED; // `settle` ends before
     let promised = {
         // Who still dies now, at a point that it had not come by, is started again.
         let orchestrate =
             try_join_all(running.iter_mut().map(|(r, _)| r.play(&[], &diary, in_peace)));
         tokio::select! {
-            ended = orchestrate => ended.map(|_| Err(anyhow::anyhow!("the clients wait for ever")))?,
+            ended = orchestrate => ended.map(|_| Err(anyhow::anyhow!("the orchestrators ended first")))?,
             settled = settle(&system, clients) => settled,
         }
     };
@@ -148,6 +148,7 @@ pub async fn run(seed: u64, length: Duration, say: &(dyn Fn(&str) + Sync)) -> Re
     let ledger = system.balance(&expect, &logs).await?;
     ensure!(!ledger.orders.is_empty(), "nobody has placed an order: this proves nothing");
     let blows = lock(&diary.struck).clone();
+    ensure!(!blows.is_empty(), "nobody was struck: this proves nothing");
     Ok(Outcome {
         orders: ledger.orders.len(),
         blows,
@@ -160,15 +161,20 @@ pub async fn run(seed: u64, length: Duration, say: &(dyn Fn(&str) + Sync)) -> Re
 /// The people on call do their part until nothing is under way. Returns what the clients were promised.
 async fn settle(
     system: &System,
-    clients: tokio::task::JoinHandle<Result<BTreeSet<String>>>,
-) -> Result<BTreeSet<String>> {
+    clients: tokio::task::JoinHandle<Result<BTreeMap<String, Promise>>>,
+) -> Result<BTreeMap<String, Promise>> {
     let patience = Patience::new(SETTLED, "everything to be settled");
     loop {
-        let stuck = audit::under_way(&system.attend().await?, &Expect::default());
-        if stuck.is_empty() && clients.is_finished() {
+        // Asked first: who has not placed an order yet may do so while the books are read.
+        let told = clients.is_finished();
+        let attended = system.attend(&Side::BOTH).await?;
+        let stuck = audit::under_way(&attended.ledger, &Expect::default());
+        if stuck.is_empty() && told {
             return clients.await.context("the clients broke off")?;
         }
-        patience.pause().await.with_context(|| report::list(&stuck))?;
+        let why =
+            || format!("clients wait: {}\n{}{}", !told, report::list(&stuck), attended.complaints);
+        patience.pause().await.with_context(why)?;
         // Reading all of the books is work for the servers too.
         tokio::time::sleep(Duration::from_millis(250)).await;
     }

@@ -18,7 +18,7 @@ pub mod report;
 use crate::system::System;
 use crate::wait::until_by;
 use anyhow::{Result, bail, ensure};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use audit::{Finding, Kind};
@@ -31,9 +31,18 @@ pub struct Expect {
     pub parked: u32,
     /// Ids that the test published itself, past the outbox.
     pub injected: Vec<String>,
-    /// The orders that clients were told of: all that there may be, and each of them. Without it
-    /// nobody kept count.
-    pub promised: Option<BTreeSet<String>>,
+    /// The orders that clients were told of, by id: all that there may be, and each of them. Without
+    /// it nobody kept count.
+    pub promised: Option<BTreeMap<String, Promise>>,
+}
+
+/// What a client was told of an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// How many of which sku it has.
+    pub lines: BTreeMap<String, i32>,
+    /// That it is cancelled.
+    pub cancelled: bool,
 }
 
 impl System {

@@ -66,6 +66,14 @@ pub struct Proxies {
     pub inventory_amqp: Proxy,
 }
 
+/// What the people on call found.
+pub struct Attended {
+    /// The books, before they did anything.
+    pub ledger: Ledger,
+    /// What their commands complained of.
+    pub complaints: String,
+}
+
 /// A running system. Its databases, virtual host and processes are its own.
 pub struct System {
     /// The broker: the shared one or the system's own.
@@ -234,27 +242,25 @@ impl System {
         }
     }
 
-    /// What the people on call do: they redrive what is parked, and send once more what a relay gave
-    /// up. Returns the books as they found them.
+    /// What the people on call do: they redrive what is parked for these services.
     ///
     /// # Errors
-    /// When a server does not answer, or a command cannot be started.
-    pub async fn attend(&self) -> Result<Ledger> {
+    /// When a server does not answer, or the command cannot be started.
+    pub async fn attend(&self, parked_for: &[Side]) -> Result<Attended> {
         let ledger = Ledger::read(self).await?;
-        for side in Side::BOTH {
-            let mut commands: Vec<&[&str]> = Vec::new();
+        let mut complaints = String::new();
+        for side in parked_for {
             if ledger.queues.get(&side.parking()).is_some_and(|depth| *depth > 0) {
-                commands.push(&["parking", "redrive"]);
-            }
-            if ledger.mail(side).sent.values().any(|event| event.parked_at.is_some()) {
-                commands.push(&["outbox", "retry", "--all"]);
-            }
-            for command in commands {
                 // One that fails is run again, as a person would.
-                Service::command(side.service(), command, self.env(side)).await?;
+                let redrive = ["parking", "redrive"];
+                let ended = Service::command(side.service(), &redrive, self.env(*side)).await?;
+                if !ended.status.success() {
+                    let said = String::from_utf8_lossy(&ended.stderr);
+                    complaints += &format!("{side}, redrive: {}: {said}\n", ended.status);
+                }
             }
         }
-        Ok(ledger)
+        Ok(Attended { ledger, complaints })
     }
 
     /// Sets up both schemas and puts stock on the shelf, for a system whose services do not run.

@@ -2,15 +2,16 @@
 //! around them fails.
 //!
 //! A client knows what it may: each request has an `Idempotency-Key` and is repeated, at whichever
-//! replica, until it is answered. So the trickle can say which orders were promised, and the ledger
-//! holds the system to it: these and no others.
+//! replica, until it is answered. So the trickle can say what was promised, and the ledger holds the
+//! system to it: these orders and no others, of what was ordered, and cancelled if a client was told so.
 
 use crate::child::lock;
+use crate::ledger::Promise;
 use anyhow::{Context, Result, bail, ensure};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -60,7 +61,7 @@ impl Directory {
 /// A running trickle.
 pub struct Trickle {
     stop: CancellationToken,
-    running: tokio::task::JoinHandle<Result<BTreeSet<String>>>,
+    running: tokio::task::JoinHandle<Result<BTreeMap<String, Promise>>>,
 }
 
 impl Trickle {
@@ -72,11 +73,11 @@ impl Trickle {
         Self { stop, running }
     }
 
-    /// Places no more, waits until every client has its answer, and returns the orders promised.
+    /// Places no more, waits until every client has its answer, and returns what was promised, by order.
     ///
     /// # Errors
     /// When a client was refused what it must not be, or got no answer for minutes.
-    pub async fn stop(self) -> Result<BTreeSet<String>> {
+    pub async fn stop(self) -> Result<BTreeMap<String, Promise>> {
         self.stop.cancel();
         self.running.await.context("the trickle broke off")?
     }
@@ -86,44 +87,49 @@ async fn run(
     pace: Pace,
     directory: Directory,
     stop: CancellationToken,
-) -> Result<BTreeSet<String>> {
+) -> Result<BTreeMap<String, Promise>> {
     let mut luck = StdRng::seed_from_u64(pace.seed);
     let http = Client::builder().timeout(PATIENCE).build()?;
     let mut clients = JoinSet::new();
-    let mut promised = BTreeSet::new();
+    let mut promised = BTreeMap::new();
     let mut beat = tokio::time::interval(pace.every);
     while stop.run_until_cancelled(beat.tick()).await.is_some() {
         // All clients waiting is what an outage looks like: no more come then.
         while clients.len() >= CLIENTS
             && let Some(order) = clients.join_next().await
         {
-            promised.insert(order.context("a client broke off")??);
+            promised.extend([order.context("a client broke off")??]);
         }
         let client =
             Customer { http: http.clone(), directory: directory.clone(), luck: luck.random() };
         clients.spawn(client.shop(Wish::draw(&mut luck)));
     }
     while let Some(order) = clients.join_next().await {
-        promised.insert(order.context("a client broke off")??);
+        promised.extend([order.context("a client broke off")??]);
     }
     Ok(promised)
 }
 
 struct Wish {
-    body: Value,
+    lines: BTreeMap<String, i32>,
     cancel: bool,
 }
 
 impl Wish {
     fn draw(luck: &mut StdRng) -> Self {
-        let line = |sku: &str, count: i32| json!({ "sku": sku, "count": count });
         let lines = match luck.random_range(0..10) {
-            0 => vec![line(UNKNOWN, 1)],
-            1 => vec![line(SCARCE, 1)],
-            2 => vec![line(PLENTY, 2), line(SCARCE, 1)],
-            _ => vec![line(PLENTY, luck.random_range(1..4))],
+            0 => vec![(UNKNOWN, 1)],
+            1 => vec![(SCARCE, 1)],
+            2 => vec![(PLENTY, 2), (SCARCE, 1)],
+            _ => vec![(PLENTY, luck.random_range(1..4))],
         };
-        Self { body: json!({ "lines": lines }), cancel: luck.random_ratio(1, 4) }
+        let lines = lines.into_iter().map(|(sku, count)| (sku.to_owned(), count)).collect();
+        Self { lines, cancel: luck.random_ratio(1, 4) }
+    }
+
+    fn body(&self) -> Value {
+        let line = |(sku, count): (&String, &i32)| json!({ "sku": sku, "count": count });
+        json!({ "lines": self.lines.iter().map(line).collect::<Vec<_>>() })
     }
 }
 
@@ -134,26 +140,28 @@ struct Customer {
 }
 
 impl Customer {
-    /// Places an order and perhaps cancels it; returns its id.
-    async fn shop(self, wish: Wish) -> Result<String> {
+    /// Places an order and perhaps cancels it; returns its id and what was said of it.
+    async fn shop(self, wish: Wish) -> Result<(String, Promise)> {
         let key = ulid::Ulid::generate().to_string();
         let (status, placed) = self
             .ask(|root| {
                 let request = self.http.post(format!("{root}/orders"));
-                request.header("idempotency-key", &key).json(&wish.body)
+                request.header("idempotency-key", &key).json(&wish.body())
             })
             .await?;
         ensure!(status == StatusCode::CREATED, "an order was refused: {status} {placed}");
         let order: Value = serde_json::from_str(&placed).context("a 201 without an order")?;
         let id = order["id"].as_str().context("an order without an id")?.to_owned();
+        let mut cancelled = false;
         if wish.cancel {
             let (status, said) =
                 self.ask(|root| self.http.post(format!("{root}/orders/{id}/cancel"))).await?;
             // One that is rejected by now cannot be cancelled.
             let fits = matches!(status, StatusCode::OK | StatusCode::CONFLICT);
             ensure!(fits, "cancelling {id} was refused: {status} {said}");
+            cancelled = status == StatusCode::OK;
         }
-        Ok(id)
+        Ok((id, Promise { lines: wish.lines, cancelled }))
     }
 
     /// Asks one replica after another until one says yes or no, in full.

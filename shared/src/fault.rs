@@ -63,10 +63,14 @@ points! {
     ConsumerBeforeRetryPublish = "consumer.before_retry_publish",
     /// The retry copy is in its queue, the original is not acked.
     ConsumerAfterRetryConfirm = "consumer.after_retry_confirm",
+    /// The original is acked too.
+    ConsumerAfterRetryAck = "consumer.after_retry_ack",
     /// The message is to be parked, nothing is sent.
     ConsumerBeforeParkPublish = "consumer.before_park_publish",
     /// The parking copy is in its queue, the original is not acked.
     ConsumerAfterParkConfirm = "consumer.after_park_confirm",
+    /// The original is acked too.
+    ConsumerAfterParkAck = "consumer.after_park_ack",
     /// A parked message is about to be sent back to its queue.
     RedriveBeforePublish = "redrive.before_publish",
     /// Its copy is in the queue, the parked original is not acked.

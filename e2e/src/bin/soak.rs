@@ -9,7 +9,7 @@ use std::time::Duration;
 #[derive(Parser)]
 struct Args {
     /// For how long
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1440))]
     minutes: u64,
     /// What is done to whom and when; drawn and printed if not given
     #[arg(long)]

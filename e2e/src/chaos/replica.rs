@@ -7,9 +7,10 @@ use crate::ledger::books::Side;
 use crate::proxy::{Direction, Proxy};
 use crate::service::{Env, Service, listens};
 use crate::system::{System, through};
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use shared::fault::Point;
 use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -81,6 +82,10 @@ impl<'a> Replica<'a> {
         let until = Instant::now() + lasts;
         match blow {
             Blow::Kill => {
+                // It may have ended since the last look, by itself even.
+                if let Some(status) = self.child.exit_status()? {
+                    self.judge(status)?;
+                }
                 self.child.sigkill()?;
                 sleep_until(until).await;
                 self.start_again(None)?;
@@ -130,9 +135,22 @@ impl<'a> Replica<'a> {
 
     async fn restart(&mut self, fault: Option<Point>) -> Result<()> {
         self.child.sigterm()?;
-        // With a server away it may not finish in time, which its exit code says and nobody minds.
-        self.child.wait_exit(SHUTDOWN).await?;
+        let status = self.child.wait_exit(SHUTDOWN).await?;
+        // With a server away it may not finish in time.
+        let late = |line: &str| line.contains("not everything finished within");
+        if !status.success() && !self.child.logged_since(0, late) {
+            self.judge(status)?;
+        }
         self.start_again(fault)
+    }
+
+    /// At the point where it was told to, it may die; nothing else that is done to it, or to its
+    /// servers, is a reason to end.
+    fn judge(&self, status: ExitStatus) -> Result<Point> {
+        match self.doomed {
+            Some(point) if status.signal() == Some(9) => Ok(point),
+            _ => bail!("{} ended by itself: {status}\n{}", self.name, self.child.report()),
+        }
     }
 
     fn start_again(&mut self, fault: Option<Point>) -> Result<()> {
@@ -155,10 +173,7 @@ impl<'a> Replica<'a> {
     async fn keep_running_until(&mut self, until: Instant, diary: &Diary<'_>) -> Result<()> {
         loop {
             if let Some(status) = self.child.exit_status()? {
-                // Nothing else that is done to it, or to its servers, is a reason to end.
-                let Some(point) = self.doomed.filter(|_| status.signal() == Some(9)) else {
-                    bail!("{} ended by itself: {status}\n{}", self.name, self.child.report());
-                };
+                let point = self.judge(status)?;
                 diary.say(&format!(
                     "{} has died at {} and is started again",
                     self.name,
@@ -185,7 +200,10 @@ impl<'a> Replica<'a> {
     pub(super) async fn stop(&self) -> Result<()> {
         self.child.sigterm()?;
         let status = self.child.wait_exit(SHUTDOWN).await?;
-        ensure!(status.success(), "ended with {status}\n{}", self.child.report());
+        if !status.success() {
+            // A standby that is told to die where only the leader comes by leads when the leader has gone.
+            self.judge(status)?;
+        }
         Ok(())
     }
 

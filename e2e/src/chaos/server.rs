@@ -19,14 +19,15 @@ impl Server<'_> {
         for step in steps {
             sleep_until(diary.at(step.at)).await;
             diary.note(&step);
-            diary.count(step.blow.kind());
             let until = Instant::now() + step.lasts;
             if step.blow == Blow::Kill {
                 self.sigkill()?;
+                diary.count(step.blow.kind());
                 sleep_until(until).await;
                 self.start_again().await?;
             } else {
                 self.sigstop()?;
+                diary.count(step.blow.kind());
                 sleep_until(until).await;
                 self.sigcont()?;
             }

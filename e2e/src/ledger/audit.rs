@@ -1,7 +1,7 @@
 //! Judging the books, without touching anything: what is still under way, and what does not add up.
 
 use super::Expect;
-use super::books::{Event, Ledger, Order, Reservation, Side};
+use super::books::{Event, Ledger, Mail, Order, Reservation, Side};
 use crate::contract::Contract;
 use anyhow::Result;
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,7 +72,9 @@ pub fn under_way(ledger: &Ledger, expect: &Expect) -> Vec<Finding> {
 /// # Errors
 /// When the written contract cannot be read.
 pub fn findings(ledger: &Ledger, expect: &Expect) -> Result<Vec<Finding>> {
-    // Published, in no inbox, and no queue holds anything at all: then it is nowhere.
+    // Published, in no inbox, and no queue holds anything at all: then it is nowhere. (A depth counts
+    // neither what a consumer has in hand nor what the broker waits to dead-letter. So a system whose
+    // processes still run is asked what is under way first.)
     let nothing_waits = ledger.queues.values().all(|depth| *depth == 0);
     let limbo = if nothing_waits { Kind::Lost } else { Kind::Stuck };
     let mut findings = open(ledger, expect, limbo);
@@ -121,14 +123,27 @@ fn open(ledger: &Ledger, expect: &Expect, limbo: Kind) -> Vec<Finding> {
     open
 }
 
-/// Each order that a client was told of is there, and no other.
+/// Each order that a client was told of is there, as it was told, and no other.
 fn promises(ledger: &Ledger, expect: &Expect, findings: &mut Vec<Finding>) {
     let Some(promised) = &expect.promised else { return };
-    for id in promised.iter().filter(|id| !ledger.orders.contains_key(*id)) {
-        let what = format!("a client was told of order {id}, and it is not in the database");
-        findings.push(Finding::new(Kind::Lost, id, what));
+    for (id, promise) in promised {
+        let Some(order) = ledger.orders.get(id) else {
+            let what = format!("a client was told of order {id}, and it is not in the database");
+            findings.push(Finding::new(Kind::Lost, id, what));
+            continue;
+        };
+        if promise.cancelled && order.status != "cancelled" {
+            let what =
+                format!("a client was told that order {id} is cancelled, it is {}", order.status);
+            findings.push(Finding::new(Kind::Lost, id, what));
+        }
+        if promise.lines != order.lines {
+            let (told, has) = (&promise.lines, &order.lines);
+            let what = format!("a client was told that order {id} is of {told:?}, it has {has:?}");
+            findings.push(Finding::new(Kind::Wrong, id, what));
+        }
     }
-    for id in ledger.orders.keys().filter(|id| !promised.contains(*id)) {
+    for id in ledger.orders.keys().filter(|id| !promised.contains_key(*id)) {
         let what = format!("order {id} is one that no client was told of: some request made two");
         findings.push(Finding::new(Kind::Doubled, id, what));
     }
@@ -208,19 +223,31 @@ fn orphans(ledger: &Ledger, expect: &Expect, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Every change of an order has its one event.
+/// Every change of an order and of its reservation has its one event.
 fn histories(ledger: &Ledger, expect: &Expect, findings: &mut Vec<Finding>) {
-    let mut versions: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
-    for event in ledger.of_orders.sent.values() {
-        versions.entry(&event.aggregate_id).or_default().push(event.aggregate_version);
-    }
+    let (mut versions, mut answers) = (versions(&ledger.of_orders), versions(&ledger.of_inventory));
     for (id, order) in &ledger.orders {
-        let mut versions = versions.remove(id.as_str()).unwrap_or_default();
-        versions.sort_unstable();
+        let versions = versions.remove(id.as_str()).unwrap_or_default();
         if versions != (1..=order.version).collect::<Vec<_>>() {
             let what =
                 format!("order {id} is at version {}, its events are {versions:?}", order.version);
             findings.push(Finding::new(Kind::Wrong, id, what));
+        }
+        // A yes or a no, and that the yes is taken back.
+        let released = order.lines.keys().any(|sku| {
+            let held = ledger.reservations.get(&(id.clone(), sku.clone()));
+            held.is_some_and(|held| held.status == "released")
+        });
+        let told = answers.remove(id.as_str()).unwrap_or_default();
+        let due = if released { vec![1, 2] } else { vec![1] };
+        // What is still open is under way, which has been said.
+        if order.status != "created" && told != due {
+            let kind = if told.len() > due.len() { Kind::Doubled } else { Kind::Lost };
+            let what = format!(
+                "order {id} is {}, the events of its reservation are {told:?}, not {due:?}",
+                order.status
+            );
+            findings.push(Finding::new(kind, id, what));
         }
     }
     // Where nobody kept count, a test may have written into the outbox itself.
@@ -228,6 +255,16 @@ fn histories(ledger: &Ledger, expect: &Expect, findings: &mut Vec<Finding>) {
         let what = format!("there are events {versions:?} of order {id}, and no such order");
         findings.push(Finding::new(Kind::Wrong, id, what));
     }
+}
+
+/// The versions of each aggregate that its events tell, in order.
+fn versions(mail: &Mail) -> BTreeMap<&str, Vec<i64>> {
+    let mut versions: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
+    for event in mail.sent.values() {
+        versions.entry(&event.aggregate_id).or_default().push(event.aggregate_version);
+    }
+    versions.values_mut().for_each(|versions| versions.sort_unstable());
+    versions
 }
 
 /// Nothing was taken in that nobody sent.

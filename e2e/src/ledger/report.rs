@@ -65,16 +65,19 @@ pub fn tell(ledger: &Ledger, findings: &[Finding], places: &Places, logs: &[&Chi
         let _ = writeln!(text, "        {line}"); // writing to a String never fails
     }
     let orders: BTreeSet<&String> = findings.iter().filter_map(|f| f.order.as_ref()).collect();
-    for order in orders.iter().take(STORIES) {
+    let told: BTreeSet<&String> = orders.iter().take(STORIES).copied().collect();
+    for order in &told {
         let _ = write!(text, "\n{}", story(ledger, order, places, logs));
     }
     if orders.len() > STORIES {
         let _ = writeln!(text, "\n… and the stories of {} more orders", orders.len() - STORIES);
     }
-    if orders.is_empty() {
-        for (place, messages) in by_place(places) {
-            let _ = writeln!(text, "\nin {place}: {}", messages.join(", "));
-        }
+    // What is in a queue and in none of the stories.
+    let untold = |id: &str| {
+        !ledger.events().any(|(_, event)| event.id == id && told.contains(&event.aggregate_id))
+    };
+    for (place, messages) in by_place(places, untold) {
+        let _ = writeln!(text, "\nin {place}: {}", messages.join(", "));
     }
     for log in logs {
         let _ = write!(text, "\n{}", log.report());
@@ -89,9 +92,9 @@ pub fn tally(findings: &[Finding]) -> String {
     Kind::ALL.map(|kind| format!("{kind} {}", count(kind))).join(", ")
 }
 
-fn by_place(places: &Places) -> BTreeMap<&str, Vec<&str>> {
+fn by_place(places: &Places, wanted: impl Fn(&str) -> bool) -> BTreeMap<&str, Vec<&str>> {
     let mut by_place: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (id, at) in &places.by_message {
+    for (id, at) in places.by_message.iter().filter(|(id, _)| wanted(id)) {
         for place in at {
             by_place.entry(place).or_default().push(id);
         }

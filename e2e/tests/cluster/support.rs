@@ -2,13 +2,14 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::child::Patience;
-use e2e::ledger::Expect;
+use e2e::ledger::{Expect, Promise};
 use e2e::rabbitmq::cluster::{NODES, RabbitCluster};
 use e2e::system::{Node, Options, System, answer};
 use e2e::wait::until_by;
 use reqwest::StatusCode;
 use serde_json::json;
 use sqlx::PgPool;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, watch};
@@ -184,8 +185,9 @@ pub async fn finish(mut system: System, cluster: &RabbitCluster, customer: Custo
     wait_confirmed(&system, &orders).await?;
     wait_ready(&system).await?;
     system.reconnect_broker().await?;
-    let promised = Some(orders.into_iter().collect());
-    system.finish_expecting(Expect { promised, ..Expect::default() }).await
+    let promise = Promise { lines: BTreeMap::from([("book-17".into(), 1)]), cancelled: false };
+    let promised = orders.into_iter().map(|order| (order, promise.clone())).collect();
+    system.finish_expecting(Expect { promised: Some(promised), ..Expect::default() }).await
 }
 
 /// Events that count as published, in both outboxes.

@@ -35,10 +35,13 @@ pub fn routes(point: Point) -> &'static [Route] {
         P::PublisherBeforePublish | P::PublisherBeforeConfirm | P::PublisherAfterConfirm => {
             &[Route::Relay, Route::Retry, Route::Park, Route::Redrive]
         }
-        P::ConsumerBeforeCommit | P::ConsumerAfterCommit => &[Route::Effect],
-        P::ConsumerAfterAck => &[Route::Effect, Route::Retry, Route::Park],
-        P::ConsumerBeforeRetryPublish | P::ConsumerAfterRetryConfirm => &[Route::Retry],
-        P::ConsumerBeforeParkPublish | P::ConsumerAfterParkConfirm => &[Route::Park],
+        P::ConsumerBeforeCommit | P::ConsumerAfterCommit | P::ConsumerAfterAck => &[Route::Effect],
+        P::ConsumerBeforeRetryPublish | P::ConsumerAfterRetryConfirm | P::ConsumerAfterRetryAck => {
+            &[Route::Retry]
+        }
+        P::ConsumerBeforeParkPublish | P::ConsumerAfterParkConfirm | P::ConsumerAfterParkAck => {
+            &[Route::Park]
+        }
         P::RedriveBeforePublish | P::RedriveAfterConfirm | P::RedriveAfterAck => &[Route::Redrive],
     }
 }

@@ -9,15 +9,15 @@ use crate::blow::Blow;
 use crate::route::Route;
 use anyhow::{Context, Result, bail, ensure};
 use e2e::child::Child;
-use e2e::ledger::Expect;
 use e2e::ledger::books::Side;
+use e2e::ledger::{Expect, Promise};
 use e2e::proxy::Proxy;
 use e2e::service::{Env, Service, listening};
 use e2e::system::{Options, System, through};
 use e2e::trickle::{Directory, PLENTY, Pace, SCARCE, Trickle};
 use e2e::wait::{DEADLINE, until_true};
 use shared::fault::Point;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The longest time-out of all is PostgreSQL's for a transaction whose client has frozen, 15 s; and
@@ -50,7 +50,7 @@ pub struct Stage {
     postgres: Proxy,
     amqp: Proxy,
     directory: Directory,
-    promised: BTreeSet<String>,
+    promised: BTreeMap<String, Promise>,
 }
 
 /// The process that is struck.
@@ -95,7 +95,7 @@ impl Stage {
             postgres,
             amqp,
             directory,
-            promised: BTreeSet::new(),
+            promised: BTreeMap::new(),
         };
         stage.start_the_rest(beside.is_some()).await?;
         Ok(stage)
@@ -142,16 +142,18 @@ impl Stage {
         let mut victim = Victim { child: victim, successor: None };
 
         self.reach(&victim.child, point, blow).await?;
-        let struck = self.blow(&mut victim, blow, trickle).await;
+        let struck = self.blow(&mut victim, point, blow, trickle).await;
         let struck = struck.with_context(|| victim.child.report());
         let trickle = struck?;
         if let Some(trickle) = trickle {
             self.settle(&mut victim, Some(trickle)).await?;
         }
         self.settle(&mut victim, None).await?;
+        // First, as a message that it has in hand is in no queue's depth; once it is gone it is.
+        self.leave(&victim, blow).await?;
         let expect = self.expect();
         self.system.balance(&expect, &self.logs(&victim)).await?;
-        self.leave(victim).await
+        Ok(())
     }
 
     async fn wait_parked(&self) -> Result<()> {
@@ -177,17 +179,25 @@ impl Stage {
         [&victim.child].into_iter().chain(services).collect()
     }
 
-    /// Whoever still runs ends as it should.
-    async fn leave(&self, victim: Victim) -> Result<()> {
-        if victim.child.is_running()? {
-            victim.child.sigterm()?;
-            let status = victim.child.wait_exit(DEADLINE).await?;
-            ensure!(status.success(), "it ended with {status}\n{}", victim.child.report());
+    /// Whoever still runs ends as it should; who does not, has had a reason.
+    async fn leave(&self, victim: &Victim, blow: Blow) -> Result<()> {
+        let child = &victim.child;
+        if child.is_running()? {
+            child.sigterm()?;
+            let status = child.wait_exit(DEADLINE).await?;
+            ensure!(status.success(), "it ended with {status}\n{}", child.report());
+        } else {
+            ensure!(self.may_end(blow), "it ended by itself\n{}", child.report());
         }
-        match victim.successor {
+        match &victim.successor {
             Some(successor) => successor.stop().await,
             None => Ok(()),
         }
+    }
+
+    /// A command ends, and so does a service whose part has panicked.
+    fn may_end(&self, blow: Blow) -> bool {
+        self.route == Route::Redrive || matches!(blow, Blow::Kill | Blow::Panic)
     }
 
     /// The last balance, with everybody gone.

@@ -45,6 +45,7 @@ impl<H: Handler> Worker<'_, H> {
             let failure = match result {
                 Ok(outcome) => {
                     ack(&message).await?;
+                    fault::point(Point::ConsumerAfterAck);
                     consumer.log_outcome(&message, outcome);
                     return Ok(());
                 }
@@ -100,7 +101,9 @@ impl<H: Handler> Worker<'_, H> {
                 }
                 fault::point(Point::ConsumerAfterRetryConfirm);
                 consumer.log_retry(message, failure, delay);
-                ack(message).await
+                ack(message).await?;
+                fault::point(Point::ConsumerAfterRetryAck);
+                Ok(())
             }
         }
     }
@@ -131,7 +134,9 @@ impl<H: Handler> Worker<'_, H> {
             "message is parked"
         );
         consumer.metrics.parked(H::NAME, reason);
-        ack(message).await
+        ack(message).await?;
+        fault::point(Point::ConsumerAfterParkAck);
+        Ok(())
     }
 
     /// Publishes a copy and sees it confirmed, not returned. While an alarm blocks the broker's
@@ -148,7 +153,7 @@ impl<H: Handler> Worker<'_, H> {
             let trouble = match self.publish(copy.clone()).await {
                 Ok(Verdict::Confirmed) => return Ok(()),
                 Ok(Verdict::Returned(why)) => return Err(NotTaken::Returned(to, why)),
-                Ok(Verdict::Nacked) => return Err(NotTaken::Full(to)),
+                Ok(Verdict::Nacked) => return Err(NotTaken::Nacked(to)),
                 Err(trouble) => trouble,
             };
             if !connection.status().blocked() {
@@ -165,8 +170,8 @@ impl<H: Handler> Worker<'_, H> {
     }
 
     /// On a channel of its own, opened when first needed: on a blocked connection there is no opening
-    /// one. After trouble the next copy gets a new one: what the old one still has to say is not worth
-    /// waiting for, as two copies make one effect.
+    /// one. After trouble or a nack the next copy gets a new one: what the old one still has to say is not
+    /// worth waiting for, as two copies make one effect.
     async fn publish(&mut self, copy: Outgoing) -> Result<Verdict, BrokerTrouble> {
         let mut publisher = match self.publisher.take() {
             Some(publisher) => publisher,
@@ -176,7 +181,7 @@ impl<H: Handler> Worker<'_, H> {
             }
         };
         let verdict = publisher.publish_one(copy).await?;
-        self.publisher = Some(publisher);
+        self.publisher = (!publisher.is_spent()).then_some(publisher);
         Ok(verdict)
     }
 }
@@ -246,8 +251,8 @@ impl<H: Handler> Consumer<H> {
 /// Why a copy has no new owner.
 #[derive(Debug, thiserror::Error)]
 enum NotTaken {
-    #[error("{0} is full")]
-    Full(String),
+    #[error("{0} took no copy: it is full, or without a leader")]
+    Nacked(String),
     #[error("{0} returned the copy: {1}")]
     Returned(String, String),
     #[error("the copy's fate is unknown: {0}")]
@@ -262,7 +267,6 @@ async fn ack(message: &Incoming) -> anyhow::Result<()> {
     // duplicate. Where the connection dies at this moment, lapin may never say so (seen with a process
     // that woke from a freeze): hence the bound.
     bounded("acking", message.delivery.ack(BasicAckOptions::default())).await?;
-    fault::point(Point::ConsumerAfterAck);
     Ok(())
 }
 
@@ -281,14 +285,14 @@ async fn leave_to_dead_lettering(
 ) -> anyhow::Result<()> {
     reject(message, false).await?;
     match not_taken {
-        // Only room can help, and a new session makes none.
-        NotTaken::Full(parking) => {
+        // A new session makes no room, and the next copy gets a new channel anyway.
+        NotTaken::Nacked(parking) => {
             error!(
                 message_id = message.message_id(),
                 class = failure.class.as_str(),
                 error = %failure,
                 parking,
-                "parking is full; the source queue keeps the message"
+                "parking took no copy; the source queue keeps the message"
             );
             Ok(())
         }

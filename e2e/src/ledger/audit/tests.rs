@@ -1,6 +1,7 @@
 //! A ledger that finds nothing proves nothing: each kind of wrong, done to books that balance, is found.
 
-use super::super::books::{Mail, Stock};
+use super::super::Promise;
+use super::super::books::Stock;
 use super::*;
 use chrono::{DateTime, Utc};
 use serde_json::json;
@@ -71,8 +72,13 @@ fn balanced() -> Ledger {
     }
 }
 
+fn promise() -> Promise {
+    Promise { lines: BTreeMap::from([("book-17".to_owned(), 2)]), cancelled: false }
+}
+
 fn expecting_the_order() -> Expect {
-    Expect { promised: Some(BTreeSet::from([ORDER.to_owned()])), ..Expect::default() }
+    let promised = BTreeMap::from([(ORDER.to_owned(), promise())]);
+    Expect { promised: Some(promised), ..Expect::default() }
 }
 
 /// Does something to books that balance, and returns what is found.
@@ -103,9 +109,21 @@ fn what_is_nowhere_is_lost() {
     let published = found(|books, _| books.of_inventory.received.remove("b"));
     assert_found(&published, Kind::Lost, "order.confirmed v2");
     let promised = found(|_, expect| {
-        expect.promised.get_or_insert_default().insert("another".into());
+        expect.promised.get_or_insert_default().insert("another".into(), promise());
     });
     assert_found(&promised, Kind::Lost, "a client was told of order another");
+    let cancelled = found(|_, expect| {
+        let told = Promise { cancelled: true, ..promise() };
+        expect.promised.get_or_insert_default().insert(ORDER.into(), told);
+    });
+    assert_found(&cancelled, Kind::Lost, "is cancelled, it is confirmed");
+    let answer = found(|books, _| books.of_inventory.sent.clear());
+    assert_found(&answer, Kind::Lost, "the events of its reservation are [], not [1]");
+    let release = found(|books, _| {
+        books.orders.values_mut().for_each(|order| order.status = "cancelled".into());
+        books.reservations.values_mut().for_each(|held| held.status = "released".into());
+    });
+    assert_found(&release, Kind::Lost, "the events of its reservation are [1], not [1, 2]");
     let parked = found(|_, expect| expect.parked = 1);
     assert_found(&parked, Kind::Lost, "holds 0 messages, not 1");
     let stock = found(|books, _| {
@@ -116,12 +134,17 @@ fn what_is_nowhere_is_lost() {
 
 #[test]
 fn what_took_effect_twice_is_doubled() {
-    let order = found(|_, expect| expect.promised = Some(BTreeSet::new()));
+    let order = found(|_, expect| expect.promised = Some(BTreeMap::new()));
     assert_found(&order, Kind::Doubled, "some request made two");
     let stock = found(|books, _| {
         books.stock.insert("book-17".into(), Stock { available: 10, reserved: 4 })
     });
     assert_found(&stock, Kind::Doubled, "of book-17 4 are reserved");
+    let answer = found(|books, _| {
+        let again = Event { id: "again".into(), ..books.of_inventory.sent["a:reserved"].clone() };
+        books.of_inventory.sent.insert("again".into(), again)
+    });
+    assert_found(&answer, Kind::Doubled, "the events of its reservation are [1, 1], not [1]");
 }
 
 #[test]
@@ -164,6 +187,11 @@ fn what_disagrees_is_wrong() {
     assert_found(&reservation(held("reserved", 1)), Kind::Wrong, "the inventory has 1 book-17");
     let unheard = found(|books, _| books.reservations.clear());
     assert_found(&unheard, Kind::Wrong, "has never heard of its book-17");
+    let other = found(|_, expect| {
+        let told = Promise { lines: BTreeMap::from([("pen-3".to_owned(), 1)]), ..promise() };
+        expect.promised.get_or_insert_default().insert(ORDER.into(), told);
+    });
+    assert_found(&other, Kind::Wrong, "is of {\"pen-3\": 1}, it has {\"book-17\": 2}");
     let oversold =
         found(|books, _| books.stock.insert("book-17".into(), Stock { available: 1, reserved: 2 }));
     assert_found(&oversold, Kind::Wrong, "2 are reserved and 1 there");

@@ -4,6 +4,7 @@ use super::{SETTLED, Stage, Victim};
 use crate::route::Route;
 use anyhow::{Context, Result};
 use e2e::child::Patience;
+use e2e::ledger::books::Side;
 use e2e::ledger::{Expect, audit, report};
 use e2e::service::Service;
 use e2e::trickle::Trickle;
@@ -24,12 +25,15 @@ impl Stage {
             let patience = Patience::new(SETTLED, "everything to be settled");
             loop {
                 self.supervise(victim).await?;
-                let stuck = audit::under_way(&self.system.attend().await?, &Expect::default());
-                if stuck.is_empty() && !waiting(&clients) {
+                // Asked first: who has not placed an order yet may do so while the books are read.
+                let wait = waiting(&clients);
+                let attended = self.system.attend(self.redrives()).await?;
+                let stuck = audit::under_way(&attended.ledger, &Expect::default());
+                if stuck.is_empty() && !wait {
                     return Ok(());
                 }
-                let why =
-                    || format!("clients wait: {}\n{}", waiting(&clients), report::list(&stuck));
+                let (stuck, said) = (report::list(&stuck), attended.complaints);
+                let why = || format!("clients wait: {wait}\n{stuck}{said}");
                 patience.pause().await.with_context(why)?;
             }
         };
@@ -46,6 +50,15 @@ impl Stage {
             self.promised.extend(clients.await.context("the clients broke off")??);
         }
         Ok(())
+    }
+
+    /// Whose parking the people on call look after: where the test has a message parked. Any other that
+    /// is parked stays there, and the ledger finds it.
+    fn redrives(&self) -> &[Side] {
+        match self.route {
+            Route::Park | Route::Redrive => std::slice::from_ref(&self.side),
+            _ => &[],
+        }
     }
 
     /// A process that has ended is started again, without the fault.

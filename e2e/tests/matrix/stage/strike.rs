@@ -38,6 +38,7 @@ impl Stage {
     pub(super) async fn blow(
         &mut self,
         victim: &mut Victim,
+        point: Point,
         blow: Blow,
         trickle: Trickle,
     ) -> Result<Option<Trickle>> {
@@ -55,13 +56,31 @@ impl Stage {
                 })
                 .await?;
                 self.settle(victim, None).await?;
+                let thawed = victim.child.log_position();
                 victim.child.sigcont()?;
+                // Until it has noticed, it says what was true before it froze.
+                until_by(SETTLED, "the process to notice that it was frozen", async || {
+                    let noticed = victim.child.logged_since(thawed, complains);
+                    Ok((noticed || !victim.child.is_running()?).then_some(()))
+                })
+                .await?;
                 self.recover(&victim.child, blow).await?;
                 return Ok(None);
             }
-            Blow::LoseDatabaseAnswer => self.lose(&self.postgres, 1, &victim.child).await?,
+            Blow::LoseDatabaseAnswer => {
+                // Other parts of a process that serves ask the database too. It is the request, frozen
+                // before its COMMIT, that has to miss the answer.
+                let misses = match point {
+                    Point::PlaceOrderBeforeCommit | Point::CancelOrderBeforeCommit => {
+                        request_complains
+                    }
+                    _ => complains,
+                };
+                self.lose(&self.postgres, 1, &victim.child, misses).await?;
+            }
             Blow::LoseBrokerAnswer => {
-                self.lose(&self.amqp, self.route.amqp_connections(), &victim.child).await?;
+                let answers = self.route.amqp_connections();
+                self.lose(&self.amqp, answers, &victim.child, complains).await?;
             }
             Blow::BlackHole => {
                 let tried = || self.postgres.connections() + self.amqp.connections();
@@ -90,16 +109,20 @@ impl Stage {
     }
 
     /// Thaws the process; whatever the server says to it is lost until that many answers were, and the
-    /// process has said that something is wrong. By then the answer that it was frozen before is among
-    /// them: that request is the first thing it sends.
-    pub(super) async fn lose(&self, proxy: &Proxy, answers: usize, victim: &Child) -> Result<()> {
+    /// process has said that it `misses` one. By then the answer that it was frozen before is among
+    /// them: that request is the first thing that the thread that was frozen sends.
+    async fn lose(
+        &self,
+        proxy: &Proxy,
+        answers: usize,
+        victim: &Child,
+        misses: fn(&str) -> bool,
+    ) -> Result<()> {
         let (before, thawed) = (proxy.lost_answers(), victim.log_position());
         proxy.lose_answers()?;
         victim.sigcont()?;
         until_true("answers to be lost and missed", async || {
-            let complained = victim.logged_since(thawed, |line| {
-                line.contains("\"level\":\"WARN\"") || line.contains("\"level\":\"ERROR\"")
-            });
+            let complained = victim.logged_since(thawed, misses);
             let lost = proxy.lost_answers() >= before + answers;
             // A command says so by its end.
             Ok(lost && (complained || !victim.is_running()?))
@@ -109,19 +132,28 @@ impl Stage {
         proxy.heal()
     }
 
-    /// Waits until the process works again. A command ends, and so does a service whose part has
-    /// panicked; nothing else is a reason to.
+    /// Waits until the process works again, or has ended with a reason to.
     pub(super) async fn recover(&self, victim: &Child, blow: Blow) -> Result<()> {
         until_by(SETTLED, "the process to recover", async || {
             if let Some(status) = victim.exit_status()? {
-                let may_end = self.route == Route::Redrive || blow == Blow::Panic;
-                ensure!(may_end, "it ended by itself ({status})\n{}", victim.report());
+                ensure!(self.may_end(blow), "it ended by itself ({status})\n{}", victim.report());
                 return Ok(Some(()));
             }
             Ok((self.route != Route::Redrive && ready(victim).await?).then_some(()))
         })
         .await
     }
+}
+
+/// Whether a line of a log says that something is wrong.
+fn complains(line: &str) -> bool {
+    line.contains(r#""level":"WARN""#) || line.contains(r#""level":"ERROR""#)
+}
+
+/// Whether it says that of a request.
+fn request_complains(line: &str) -> bool {
+    line.contains("the database did not answer a request")
+        || line.contains("a request failed in the database")
 }
 
 async fn ready(child: &Child) -> Result<bool> {
