@@ -73,9 +73,9 @@ fn block_on(test: impl Future<Output = Result<()>>) -> Result<(), Failed> {
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // A cell waits, for time-outs mostly: twice as many as there are cores keep them busy.
+    // A cell waits, for time-outs mostly: three times as many as there are cores keep them busy.
     arguments.test_threads.get_or_insert_with(|| {
-        2 * std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+        3 * std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
     });
     let mut trials: Vec<Trial> =
         rows().map(|row| Trial::test(row.name(), move || block_on(row.run()))).collect();
