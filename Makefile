@@ -22,8 +22,8 @@ test-all:
 	$(MAKE) test E2E_RABBITMQ=
 	$(MAKE) test E2E_RABBITMQ=4.3
 
-# Three RabbitMQ nodes, killed, cut off, frozen and restarted. Apart from the rest, as it takes about as
-# long as all of it.
+# Three RabbitMQ nodes, killed, cut off, frozen and restarted. Apart from the rest, as it takes eight
+# minutes more, of waiting mostly.
 test-cluster: build
 	cargo test $(ALL) --test cluster
 

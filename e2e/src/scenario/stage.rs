@@ -14,6 +14,7 @@ use crate::service::Service;
 use crate::system::{Options, System};
 use crate::wait::{until, until_by};
 use anyhow::{Context, Result, ensure};
+use lapin::BasicProperties;
 use shared::fault::Point;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
@@ -115,6 +116,19 @@ impl Stage {
     pub async fn order(&self) -> Result<String> {
         self.say("POST /orders: one book-17");
         self.system.place(&[("book-17", 1)]).await
+    }
+
+    /// Publishes what is no JSON, as orders-service would an order.
+    ///
+    /// # Errors
+    /// When the broker does not take it.
+    pub async fn publish_garbage(&self, id: &str) -> Result<()> {
+        self.say(&format!(
+            "somebody publishes {{not-json}} to the exchange orders, as message {id}"
+        ));
+        let properties =
+            BasicProperties::default().with_message_id(id.into()).with_delivery_mode(2);
+        self.system.broker.publish("orders", "order.created", properties, b"{not-json}").await
     }
 
     /// Waits until the order has the status.

@@ -218,7 +218,7 @@ impl Message {
         }
         if exchange.is_empty() {
             self.owner.is_redriven();
-            return said(8, format!("redriven into {key}, attempts anew; the parked one is acked"));
+            return said(8, format!("redriven: a copy enters {key}, its attempts anew"));
         }
         let Some(place) = place else {
             return said(

@@ -16,7 +16,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
 /// How long a report lies before it is told.
-const SETTLES: TimeDelta = TimeDelta::milliseconds(400);
+const SETTLES: TimeDelta = TimeDelta::milliseconds(1000);
 const LOOK: Duration = Duration::from_millis(40);
 
 /// Where the lines go, as they are told.
@@ -136,7 +136,11 @@ impl Order {
 
     fn count(&mut self, happening: &Happening) {
         // What it had in hand will be delivered again.
-        let lost = matches!(happening.what, What::Died { .. } | What::SessionFailed { .. });
+        let lost = match &happening.what {
+            What::Died { .. } => true,
+            What::SessionFailed { part, .. } => part == "consumer",
+            _ => false,
+        };
         self.open.retain(|(_, step), _| !lost || *step != Step::Delivery);
         let Some(id) = &happening.message else { return };
         let mut add = |step, n| *self.open.entry((id.clone(), step)).or_default() += n;

@@ -28,10 +28,11 @@ async fn without_the_leader_orders_go_on_and_without_a_majority_they_wait_and_no
     cluster.nodes[second].sigkill()?;
     relay_fails_again(&system).await?;
     // What was confirmed before the kill is marked by now.
-    let marked = published(&system).await?;
+    let [marked, _] = published(&system).await?;
     customer.place_more(20).await?;
     relay_fails_again(&system).await?;
-    ensure!(published(&system).await? == marked, "something was marked that no majority has");
+    let [marked_since, _] = published(&system).await?;
+    ensure!(marked_since == marked, "something was marked that no majority has");
 
     tokio::try_join!(cluster.nodes[leader].start_again(), cluster.nodes[second].start_again())?;
     customer.settle_one(&system).await?;
@@ -94,7 +95,6 @@ async fn a_message_that_waits_for_its_retry_survives_the_leaders_of_its_queues()
     let turn = Turn::wait().await?;
     let cluster = &turn.cluster;
     let mut system = turn.system().await?;
-    let vhost = system.vhost()?.to_owned();
     // The second event of an order whose first has not come.
     let event = |id: &str, kind: &str, schema: u32, version: u32, data: Value| {
         json!({
@@ -120,14 +120,11 @@ async fn a_message_that_waits_for_its_retry_survives_the_leaders_of_its_queues()
     // Wherever it is just now. Started again at once: on 3.10 the broker's dead-letter worker may ask the
     // dead leader of the target for as long as it is dead (docs/failures.md).
     for queue in [QUEUE, "inventory.orders.retry.900ms"] {
-        let leader =
-            until("a leader", async || Ok(cluster.replicas(0, &vhost, queue).await?.leader))
-                .await?;
+        let leader = turn.leader_of(queue, &system).await?;
         cluster.nodes[leader].sigkill()?;
         let position = log.log_position();
         cluster.nodes[leader].start_again().await?;
         retried_from(position).await?;
-        turn.leader(&system).await?;
     }
     let lines = json!({"lines": [{"sku": "nothing", "count": 1}]});
     let first = event("first", "order.created", 3, 1, lines);

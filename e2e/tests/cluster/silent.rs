@@ -2,6 +2,7 @@
 
 use crate::support::{Customer, Turn, finish, until, wait_ready};
 use anyhow::{Result, ensure};
+use e2e::child::Child;
 use e2e::rabbitmq::cluster::RabbitCluster;
 
 #[tokio::test]
@@ -17,17 +18,18 @@ async fn services_that_connect_to_a_frozen_node_find_the_others_once_the_balance
     cluster.lead_to(&[leader])?;
     customer.settle_one(&system).await?;
     wait_ready(&system).await?;
+    let services = [system.orders()?, system.inventory()?].map(|service| &service.child);
+    let frozen = services.map(Child::log_position);
     cluster.nodes[leader].sigstop()?;
     // Its kernel accepts for it, and the balancer has not looked yet.
     until("every part to wait for the frozen node in vain", async || {
-        for service in [system.orders()?, system.inventory()?] {
+        for (service, position) in services.into_iter().zip(frozen) {
             for part in ["relay", "consumer"] {
-                let log = service.child.log_tail(usize::MAX);
-                let in_vain = |line: &str| {
+                let tried = service.logged_since(position, |line| {
                     line.contains("the broker did not answer within")
                         && line.contains(&format!(r#""part":"{part}""#))
-                };
-                ensure!(log.lines().any(in_vain), "{part} has not tried");
+                });
+                ensure!(tried, "{part} of {} has not tried", service.name());
             }
         }
         Ok(Some(()))

@@ -1,6 +1,6 @@
 //! What the tests of a cluster need: their turn, a system on the cluster, and customers.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use e2e::child::Patience;
 use e2e::ledger::{Expect, Promise};
 use e2e::rabbitmq::cluster::{NODES, RabbitCluster};
@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
 
 /// The queue of which much is made here: what orders-service publishes waits in it.
 pub const QUEUE: &str = "inventory.orders";
@@ -55,13 +56,22 @@ impl Turn {
         Ok(system)
     }
 
-    /// The node with the leader of [`QUEUE`], once all three replicas run.
+    /// The node with the leader of [`QUEUE`]; see [`Turn::leader_of`].
     pub async fn leader(&self, system: &System) -> Result<usize> {
+        self.leader_of(QUEUE, system).await
+    }
+
+    /// The node with a queue's leader, once all three replicas run and all nodes name the same: what
+    /// one says is some moments old.
+    pub async fn leader_of(&self, queue: &str, system: &System) -> Result<usize> {
         let vhost = system.vhost()?;
         until("a leader, and three replicas that run", async || {
-            let replicas = self.cluster.replicas(0, vhost, QUEUE).await?;
-            ensure!(replicas.online.len() == NODES, "{replicas:?}");
-            Ok(replicas.leader)
+            let views = (0..NODES).map(|node| self.cluster.replicas(node, vhost, queue));
+            let views = futures_util::future::try_join_all(views).await?;
+            let leader = views[0].leader;
+            let agreed = views.iter().all(|v| v.leader == leader && v.online.len() == NODES);
+            ensure!(agreed, "{views:?}");
+            Ok(leader)
         })
         .await
     }
@@ -94,6 +104,7 @@ impl Customer {
             let mut orders = Vec::new();
             // So many a second, and no more: nobody is to be flooded here.
             let mut pace = tokio::time::interval(Duration::from_millis(50));
+            pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
             while !*stop.borrow() {
                 pace.tick().await;
                 orders.push(place(&http, &url, orders.len()).await?);
@@ -108,9 +119,12 @@ impl Customer {
     pub async fn place_more(&mut self, more: usize) -> Result<()> {
         let until = *self.placed.borrow() + more;
         let placed = self.placed.wait_for(|placed| *placed >= until);
-        let placed = tokio::time::timeout(DEADLINE, placed).await;
-        placed.with_context(|| format!("{more} more orders were not placed"))??;
-        Ok(())
+        match tokio::time::timeout(DEADLINE, placed).await {
+            Ok(Ok(_)) => Ok(()),
+            // Gone, and knows why.
+            Ok(Err(_)) => (&mut self.orders).await?.and_then(|_| bail!("the customer has gone")),
+            Err(_) => bail!("{more} more orders were not placed"),
+        }
     }
 
     /// Places one more and waits until it is confirmed: events have gone through both queues.
@@ -187,7 +201,9 @@ pub async fn finish(mut system: System, cluster: &RabbitCluster, customer: Custo
     system.reconnect_broker().await?;
     let promise = Promise { lines: BTreeMap::from([("book-17".into(), 1)]), cancelled: false };
     let promised = orders.into_iter().map(|order| (order, promise.clone())).collect();
-    system.finish_expecting(Expect { promised: Some(promised), ..Expect::default() }).await
+    let expect = Expect { promised: Some(promised), ..Expect::default() };
+    system.rest(&expect, DEADLINE).await?;
+    system.finish_expecting(expect).await
 }
 
 /// Events that count as published, in both outboxes.

@@ -71,6 +71,16 @@ fn every_command_in_the_page_of_failures_names_something_that_there_is() -> Resu
         named += 1;
     }
     ensure!(named > 50, "only {named} commands were recognised");
+    for (path, text) in sources(&root().join("e2e/tests/cluster"))? {
+        // That the harness works is no failure of the system.
+        if path.ends_with("harness.rs") {
+            continue;
+        }
+        for test in text.split("#[tokio::test]\nasync fn ").skip(1) {
+            let name = test.split('(').next().unwrap_or_default();
+            ensure!(page.contains(&format!("`cluster {name}`")), "the page lacks {name}");
+        }
+    }
     for scenario in Scenario::ALL {
         let name = scenario.about().name;
         ensure!(stories.contains(&name), "the page does not mention the scenario {name}");

@@ -155,9 +155,9 @@ async fn with_parking_unavailable_the_source_queue_keeps_the_message_until_it_is
         |line: &&e2e::scenario::Line| line.happening.message.as_deref() == Some("not-json-1");
     let owners: Vec<&str> =
         played.lines.iter().filter(of_it).filter_map(|line| line.owner.as_deref()).collect();
-    assert_eq!(
-        owners,
-        ["broker: queue", "broker: unacked", "broker: dead letters", "broker: parking"]
-    );
+    // Brought there, and looked at.
+    let parking = ["broker: parking"; 2];
+    let way = ["broker: queue", "broker: unacked", "broker: dead letters"];
+    assert_eq!(owners, [&way[..], &parking].concat());
     Ok(())
 }

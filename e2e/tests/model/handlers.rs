@@ -21,28 +21,28 @@ use std::collections::{BTreeMap, HashMap};
 pub type Orders = BTreeMap<String, OrderRow>;
 
 /// One order.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrderRow {
     pub status: Status,
     pub version: i64,
 }
 
 /// The tables `stock` and `reservations`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Warehouse {
     pub stock: BTreeMap<String, Stock>,
     pub reservations: BTreeMap<String, Reservation>,
 }
 
 /// A row of `stock`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stock {
     pub available: i64,
     pub reserved: i64,
 }
 
 /// The rows of `reservations` for one order.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     pub lines: Lines,
     pub state: State,

@@ -56,12 +56,23 @@ impl Ledger {
         *self.seen.entry(what).or_default() += 1;
     }
 
-    /// A message has taken effect at `side`; `fact` is what it really tells.
-    pub fn took_effect(&mut self, side: Side, fact: Option<&str>, said: &Envelope) -> Result<()> {
+    /// A message has taken effect at `side`; `fact` is what it really tells, and `changed` is whether
+    /// anything is other than before it. What is let through once more and finds everything done has
+    /// no effect.
+    pub fn took_effect(
+        &mut self,
+        side: Side,
+        fact: Option<&str>,
+        said: &Envelope,
+        changed: bool,
+    ) -> Result<()> {
         let id = &said.id;
         let fact = fact.and_then(|fact| self.facts.get_mut(fact));
         ensure!(fact.is_some(), "{id} has taken effect twice: once as what a stranger said");
         if let Some(fact) = fact {
+            if fact.took_effect && !changed {
+                return Ok(());
+            }
             ensure!(!fact.took_effect, "{id} has taken effect twice");
             fact.took_effect = true;
         }

@@ -7,7 +7,8 @@
 //! the steps is the code that ships: `retry::decide`, `Status::transition`, `stock::decide`,
 //! `Outage`, the headers of the copies (`republish`, `Incoming`), the envelopes. What is SQL in the
 //! services ([`gate`], `outbox::due` in [`outbox`]) is stated once more here, and [`reality`] holds
-//! the two against each other on a real PostgreSQL.
+//! the two against each other on a real PostgreSQL. The broker is RabbitMQ 4: what a consumer gives back
+//! by a nack does not count as a delivery.
 //!
 //! | where | is asserted |
 //! |---|---|

@@ -57,7 +57,11 @@ impl World {
     /// Publishes the next row of the batch.
     pub fn publish(&mut self, side: Side, fate: Fate) -> Result<bool> {
         let bound = self.service(side).exchange_bound;
-        let fate = if bound || fate != Fate::Confirmed { fate } else { Fate::Returned };
+        // Bound to no queue it is returned, whatever a queue would have made of it.
+        let fate = match fate {
+            Fate::Confirmed | Fate::Nacked if !bound => Fate::Returned,
+            fate => fate,
+        };
         let Some(batch) = &mut self.service_mut(side).process.batch else { return Ok(false) };
         let Some(row) = batch.rows.get(batch.verdicts.len()).cloned() else { return Ok(false) };
         match fate {
@@ -90,10 +94,6 @@ impl World {
         let Some(batch) = self.service_mut(side).process.batch.take_if(complete) else {
             return Ok(false);
         };
-        if !self.service(side).database_up {
-            self.tell(side, format_args!("the relay cannot mark, its session is over"));
-            return Ok(true);
-        }
         for (row, verdict) in batch.rows.iter().zip(batch.verdicts) {
             let counts = match verdict {
                 Verdict::Confirmed => true,
@@ -150,8 +150,11 @@ impl World {
         rows.iter_mut().filter(|row| row.seq == seq).for_each(mark);
     }
 
-    /// Into the other side's queue: there is one that is bound to each exchange.
+    /// Into the other side's queue: there is one that is bound to each exchange, or none.
     fn route(&mut self, from: Side, row: Row) {
+        if !self.service(from).exchange_bound {
+            return;
+        }
         let properties = BasicProperties::default().with_message_id(row.id.as_str().into());
         let outgoing = Outgoing {
             message_id: row.id.clone(),

@@ -35,6 +35,8 @@ impl World {
         if !std::mem::replace(&mut self.service_mut(side).database_up, false) {
             return false;
         }
+        // The relay claims and marks over one connection: its session is over.
+        self.service_mut(side).process.batch = None;
         if side == Side::Orders {
             self.roll_back_orders();
         }

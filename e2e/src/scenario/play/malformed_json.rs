@@ -5,7 +5,6 @@ use crate::ledger::Expect;
 use crate::scenario::happening::What;
 use crate::scenario::stage::Stage;
 use anyhow::{Result, ensure};
-use lapin::BasicProperties;
 
 pub(super) const ABOUT: About = About {
     name: "malformed-json",
@@ -19,10 +18,10 @@ pub(super) async fn play(stage: &mut Stage) -> Result<Expect> {
     let soon = stage.pace.patience(0);
     stage.open(10).await?;
     let before = stage.order().await?;
-    stage.say("somebody publishes {not-json} to the exchange orders, as message not-json-1");
-    let properties =
-        BasicProperties::default().with_message_id("not-json-1".into()).with_delivery_mode(2);
-    stage.system.broker.publish("orders", "order.created", properties, b"{not-json}").await?;
+    let published =
+        |what: &What| matches!(what, What::Published { exchange, .. } if exchange == "orders");
+    stage.sees("the order's event to be published", soon, published).await?;
+    stage.publish_garbage("not-json-1").await?;
     let behind = stage.order().await?;
 
     stage

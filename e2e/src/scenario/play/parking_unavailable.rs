@@ -7,7 +7,6 @@ use crate::scenario::happening::{Happening, What};
 use crate::scenario::stage::Stage;
 use crate::service::Service;
 use anyhow::{Result, ensure};
-use lapin::BasicProperties;
 
 const PARKING: &str = "inventory.orders.parking";
 
@@ -26,10 +25,7 @@ pub(super) async fn play(stage: &mut Stage) -> Result<Expect> {
     stage.say(&format!("the binding of {PARKING} is removed, again and again"));
     let (exchange, key) = ("inventory.orders.dlx", "inventory.orders.failed");
     let unbound = Unbound::keep(&stage.system, PARKING, exchange, key).await?;
-    stage.say("somebody publishes {not-json} to the exchange orders, as message not-json-1");
-    let properties =
-        BasicProperties::default().with_message_id("not-json-1".into()).with_delivery_mode(2);
-    stage.system.broker.publish("orders", "order.created", properties, b"{not-json}").await?;
+    stage.publish_garbage("not-json-1").await?;
     stage
         .sees("the copy to be refused", soon, |what| {
             matches!(what, What::SessionFailed { part, error, .. }
@@ -48,6 +44,15 @@ pub(super) async fn play(stage: &mut Stage) -> Result<Expect> {
     stage.say("the broker tries its dead letters again when its time for a confirm is over: 3 min by default");
     stage.holds(PARKING, 1, stage.pace.dead_letter_patience()).await?;
     let arrived = What::Arrived { queue: PARKING.to_owned() };
-    stage.report(Happening::now(Some("not-json-1".to_owned()), arrived));
+    let arrived = Happening::now(Some("not-json-1".to_owned()), arrived);
+    let parked = stage.system.broker.peek(PARKING).await?;
+    // A copy of the consumer's says why it is parked; the broker's own says that it died.
+    let by_the_broker = parked.iter().all(|one| {
+        one.message_id == "not-json-1"
+            && one.headers.contains_key("x-first-death-reason")
+            && !one.headers.contains_key("x-park-reason")
+    });
+    ensure!(by_the_broker, "{PARKING} holds what the broker did not bring: {parked:?}");
+    stage.report(arrived);
     Ok(Expect { parked: 1, ..Expect::default() })
 }

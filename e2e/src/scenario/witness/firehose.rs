@@ -9,7 +9,7 @@ use super::super::happening::{Happening, What, name};
 use crate::system::System;
 use anyhow::Result;
 use chrono::Utc;
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use lapin::message::Delivery;
 use lapin::options::{BasicConsumeOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
@@ -49,13 +49,19 @@ pub async fn open(system: &System) -> Result<Trace> {
     Ok(Trace { _connection: connection, copies })
 }
 
-/// Reports until told to stop, or until the broker goes.
+/// Reports until told to stop, what has arrived by then included, or until the broker goes.
 pub async fn watch(mut trace: Trace, report: UnboundedSender<Happening>, done: CancellationToken) {
-    while let Some(Some(Ok(copy))) = done.run_until_cancelled(trace.copies.next()).await {
-        if let Some(happening) = read(&copy) {
+    let tell = |copy: &Delivery| {
+        if let Some(happening) = read(copy) {
             // Nobody listens any more: then the story is over.
             let _ = report.send(happening);
         }
+    };
+    while let Some(Some(Ok(copy))) = done.run_until_cancelled(trace.copies.next()).await {
+        tell(&copy);
+    }
+    while let Some(Some(Ok(copy))) = trace.copies.next().now_or_never() {
+        tell(&copy);
     }
 }
 
