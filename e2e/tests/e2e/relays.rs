@@ -3,6 +3,7 @@
 use crate::support::{logged, wait_logged, with_id};
 use anyhow::{Context, Result, ensure};
 use e2e::broker::Tap;
+use e2e::ledger::Expect;
 use e2e::proxy::Direction;
 use e2e::service::Service;
 use e2e::system::{Options, System};
@@ -188,6 +189,8 @@ async fn after_a_nack_the_relay_publishes_over_another_channel() -> Result<()> {
     system.set_stock("book-17", 10).await?;
     let order = system.place(&[("book-17", 1)]).await?;
     system.wait_status(&order, "confirmed").await?;
+    // That it is confirmed is told to the inventory too.
+    system.rest(&Expect::default(), DEADLINE).await?;
     if let Some(inventory) = system.inventory.take() {
         inventory.stop().await?;
     }
@@ -204,6 +207,7 @@ async fn after_a_nack_the_relay_publishes_over_another_channel() -> Result<()> {
     })
     .await?;
 
+    let fillers = system.broker.depth(QUEUE).await?;
     // That of the relay, and that of the test's own hand.
     let before = confirming_channels(&system).await?;
     assert_eq!(before.len(), 2, "{before:?}");
@@ -214,7 +218,10 @@ async fn after_a_nack_the_relay_publishes_over_another_channel() -> Result<()> {
     })
     .await?;
 
-    while system.broker.take(QUEUE).await?.is_some() {}
+    for _ in 0..fillers {
+        let filler = system.broker.take(QUEUE).await?.context("it was full")?;
+        ensure!(filler.message_id == "filler", "{filler:?} was in the queue");
+    }
     let gone = system.http.delete(&url).basic_auth("guest", Some("guest"));
     gone.send().await?.error_for_status()?;
     system.start_services().await?;
