@@ -171,14 +171,17 @@ impl Message {
             What::Retried { class, delay, error } => {
                 self.owner.is_acked();
                 let text = format!(
-                    "copy confirmed, original acked; back in {delay}. {class}: {}",
+                    "copy confirmed, the original is acked next; back in {delay}. {class}: {}",
                     short(error)
                 );
                 said(self.hop(7), text)
             }
             What::Parked { reason, error } => {
                 self.owner.is_acked();
-                let text = format!("copy confirmed, original acked. {reason}: {}", short(error));
+                let text = format!(
+                    "copy confirmed, the original is acked next. {reason}: {}",
+                    short(error)
+                );
                 said(self.hop(8), text)
             }
             What::Arrived { queue } => {

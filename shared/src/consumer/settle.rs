@@ -100,9 +100,9 @@ impl<H: Handler> Worker<'_, H> {
                     }
                 }
                 fault::point(Point::ConsumerAfterRetryConfirm);
+                consumer.log_retry(message, failure, delay);
                 ack(message).await?;
                 fault::point(Point::ConsumerAfterRetryAck);
-                consumer.log_retry(message, failure, delay);
                 Ok(())
             }
         }
@@ -124,8 +124,6 @@ impl<H: Handler> Worker<'_, H> {
             Err(not_taken) => return leave_to_dead_lettering(message, not_taken, failure).await,
         }
         fault::point(Point::ConsumerAfterParkConfirm);
-        ack(message).await?;
-        fault::point(Point::ConsumerAfterParkAck);
         error!(
             message_id = message.message_id(),
             event_type = message.event_type(),
@@ -136,6 +134,8 @@ impl<H: Handler> Worker<'_, H> {
             "message is parked"
         );
         consumer.metrics.parked(H::NAME, reason);
+        ack(message).await?;
+        fault::point(Point::ConsumerAfterParkAck);
         Ok(())
     }
 
