@@ -108,7 +108,8 @@ impl Relay {
 
         while !shutdown.is_cancelled() {
             anyhow::ensure!(broker.status().connected(), "the broker closed the connection");
-            if step.publisher.is_spent() {
+            // On a blocked connection there is no opening a channel: the old one finds that out below.
+            if step.publisher.is_spent() && !broker.status().blocked() {
                 step.publisher = Publisher::open(&broker, self.confirm.confirm_timeout).await?;
             }
             let relayed = step.relay_once(&mut db).await;
